@@ -1,0 +1,2 @@
+//! Scoring core of ecokv.
+#![no_std]

@@ -1,0 +1,2 @@
+//! The `ecokv` command.
+fn main() {}
