@@ -5,7 +5,7 @@ mod gguf_bytes;
 use std::path::PathBuf;
 
 use ecokv::Error;
-use ecokv::gguf::{GgufFile, Value};
+use ecokv::gguf::{GgufFile, LanguageSummary, ModelSummary, ProjectorSummary, Summary, TypeUse, Value};
 use ecokv::quant::GgmlType;
 use gguf_bytes::{ARRAY, BOOL, F32, F64, Gguf, I32, STRING, U8, U32, U64, array, leak, string, u64s};
 use safetensors::SafeTensors;
@@ -137,6 +137,102 @@ fn metadata_is_typed_and_errors_name_file_and_key() {
 
     let missing = file.require("blk.0.attn_q.weight").unwrap_err().to_string();
     assert_eq!(missing, "small: tensor blk.0.attn_q.weight: not among the 0 tensors of the file");
+}
+
+/// The numbers are the Python `gguf` package's and the model's configuration.
+#[test]
+fn summary_of_a_language_model() {
+    let (summary, model) = language("models/llama/model-f32.gguf");
+    assert_eq!((summary.architecture.as_str(), summary.name.as_deref()), ("llama", Some("llama")));
+    assert_eq!((summary.n_tensors, summary.n_parameters, summary.tensor_bytes), (30, 186_816, 747_264));
+    assert_eq!(summary.file_bytes, 759_232);
+    let f32_only = TypeUse { ty: GgmlType::F32, n_tensors: 30, n_parameters: 186_816, n_bytes: 747_264 };
+    assert_eq!(summary.types, [f32_only]);
+    assert_eq!((model.n_layers, model.n_embd, model.context_length), (Some(3), Some(64), Some(4096)));
+    assert_eq!((model.n_ff, model.n_heads, model.n_kv_heads), (Some(vec![160; 3]), Some(vec![4; 3]), Some(vec![2; 3])));
+    assert_eq!((model.key_length, model.value_length), (Some(16), Some(16)));
+    assert_eq!((model.vocab_size, model.rope_freq_base, model.tied_head), (Some(448), Some(10000.0), false));
+    // 3 layers, 2 heads, 16 + 16 elements of 4 bytes.
+    assert_eq!((model.kv_bytes_per_token_f32, model.kv_bytes_per_token_f16), (Some(768), Some(384)));
+}
+
+#[test]
+fn summary_counts_every_type() {
+    let (summary, _) = language("models/llama-mixedq/model.gguf");
+    assert_eq!((summary.n_tensors, summary.n_parameters, summary.tensor_bytes), (21, 1_017_088, 797_568));
+    assert_eq!(summary.types.len(), 15);
+    let of = |ty| summary.types.iter().find(|u| u.ty == ty).map(|u| (u.n_tensors, u.n_parameters, u.n_bytes)).unwrap();
+    assert_eq!(summary.types[0].ty, GgmlType::Q8_0);
+    assert_eq!(of(GgmlType::Q8_0), (2, 147_456, 156_672));
+    assert_eq!(of(GgmlType::Q6_K), (2, 180_224, 147_840));
+    assert_eq!(of(GgmlType::F32), (5, 1280, 5120));
+    assert_eq!(of(GgmlType::Q3_K), (1, 65_536, 28_160));
+    assert_eq!(of(GgmlType::IQ4_XS), (1, 65_536, 34_816));
+    assert_eq!(of(GgmlType::BF16), (1, 32_768, 65_536));
+}
+
+#[test]
+fn summary_of_a_projector() {
+    let file = GgufFile::open(&testdata("models/llava15/mmproj-f32.gguf")).unwrap();
+    let summary = Summary::new(&file).unwrap();
+    assert_eq!((summary.architecture.as_str(), summary.n_tensors, summary.n_parameters), ("clip", 57, 74_352));
+    let ModelSummary::Projector(p) = summary.model else { panic!("{:?}", summary.model) };
+    let ProjectorSummary { projector_type, image_size, patch_size, n_layers, n_embd, n_ff, n_heads, projection_width } =
+        p;
+    assert_eq!(projector_type.as_deref(), Some("mlp"));
+    assert_eq!((image_size, patch_size, n_layers, n_embd, n_heads), (Some(32), Some(8), Some(3), Some(48), Some(3)));
+    // This file has the feed-forward names swapped; its language model is 64 wide.
+    assert_eq!((n_ff, projection_width), (Some(96), Some(64)));
+}
+
+#[test]
+fn summary_of_unusual_and_odd_metadata() {
+    let base = || Gguf::new().entry("general.architecture", STRING, string("x"));
+    let u = |n: u32| n.to_le_bytes();
+    let summary = |file: Gguf| Summary::new(&GgufFile::from_static("odd", leak(file.build())).unwrap());
+    let language = |file: Gguf| match summary(file).unwrap().model {
+        ModelSummary::Language(model) => model,
+        other => panic!("{other:?}"),
+    };
+
+    let bare = language(base());
+    assert!(bare.n_layers.is_none() && bare.kv_bytes_per_token_f32.is_none() && !bare.tied_head);
+
+    let heads = array(U32, 3, &[u(2), u(0), u(1)].concat());
+    let per_layer = || {
+        base().entry("x.block_count", U32, u(3)).entry("x.attention.head_count", U32, u(8)).entry(
+            "x.attention.head_count_kv",
+            ARRAY,
+            &heads,
+        )
+    };
+    let model =
+        language(per_layer().entry("x.embedding_length", U32, u(40)).entry("x.attention.value_length", U32, u(3)));
+    assert_eq!((model.key_length, model.value_length), (Some(5), Some(3)));
+    assert_eq!((model.kv_bytes_per_token_f32, model.kv_bytes_per_token_f16), (Some(3 * 8 * 4), Some(3 * 8 * 2)));
+
+    let no_heads = base().entry("x.block_count", U32, u(1)).entry("x.embedding_length", U32, u(40));
+    let model = language(no_heads.entry("x.attention.head_count", U32, u(0)));
+    assert_eq!((model.key_length, model.kv_bytes_per_token_f32), (None, None));
+
+    let says = |file: Gguf, text: &str| assert_eq!(summary(file).unwrap_err().to_string(), text);
+    says(Gguf::new(), "odd: metadata key general.architecture: missing");
+    let huge = base().entry("x.block_count", U32, u(u32::MAX)).entry("x.attention.head_count", U32, u(1));
+    says(huge, "odd: metadata key x.attention.head_count: 4294967295 layers, at most 4096 are supported");
+    let wide = base()
+        .entry("x.block_count", U32, u(4096))
+        .entry("x.attention.head_count", U32, u(u32::MAX))
+        .entry("x.attention.key_length", U32, u(u32::MAX))
+        .entry("x.attention.value_length", U32, u(u32::MAX));
+    says(wide, "odd: metadata key x.attention.head_count_kv: the cache's size overflows");
+}
+
+fn language(name: &str) -> (Summary, LanguageSummary) {
+    let summary = Summary::new(&GgufFile::open(&testdata(name)).unwrap()).unwrap();
+    match summary.model.clone() {
+        ModelSummary::Language(model) => (summary, model),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn testdata(name: &str) -> PathBuf {
