@@ -3,17 +3,17 @@
 //! The hand-written cases re-create published attacks on GGUF readers (wrapping sizes, giant counts, zero dimensions,
 //! absurd alignments, deep nesting, mistyped arrays). The random ones change a real file in place.
 
+mod counting;
 mod gguf_bytes;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use counting::{Cost, measured};
 use ecokv::Error;
-use ecokv::gguf::GgufFile;
+use ecokv::gguf::{GgufFile, Summary};
 use gguf_bytes::{ARRAY, BOOL, F32, Gguf, STRING, U8, U32, U64, array, leak, string, u64s};
 
 /// What a file of under a kilobyte may cost. The decoder reads arrays in steps of up to 32 KiB.
@@ -67,13 +67,13 @@ fn metadata_keys() {
     let with_key = |length: u64, key: &[u8]| {
         Gguf::new().raw_entry(&[&length.to_le_bytes(), key, &U8.to_le_bytes(), &[1], &[0; 64]]).build()
     };
-    refused("empty key", with_key(0, b""), &["metadata entry 1 of 1", "empty"]);
+    refused("empty key", with_key(0, b""), &["metadata entry 1 of 1", "a key of 0 bytes"]);
     refused("empty key, 88 bytes", [&with_key(0, b"")[..], &[0; 88]].concat()[..88].to_vec(), &["entry 1 of 1"]);
-    refused("key of 65536 bytes", with_key(65_536, b"k"), &["entry 1 of 1, whose name would have 65536 bytes"]);
-    refused("key of 2^64 - 1 bytes", with_key(u64::MAX, b"k"), &["whose name would have 18446744073709551615 bytes"]);
+    refused("key of 65536 bytes", with_key(65_536, b"k"), &["entry 1 of 1", "65536 bytes"]);
+    refused("key of 2^64 - 1 bytes", with_key(u64::MAX, b"k"), &["entry 1 of 1", "18446744073709551615 bytes"]);
     refused("key beyond the file", with_key(1000, b"k"), &["whose name would have 1000 bytes", "the file ends"]);
     refused("key not UTF-8", with_key(2, b"\xff\xfe"), &["entry 1 of 1", "UTF-8"]);
-    refused("key with a line break", with_key(3, b"a\nb"), &["entry 1 of 1, \"a\\nb\""]);
+    refused("key with a line break", with_key(3, b"a\nb"), &["entry 1 of 1, \"a\\nb\"", "control character"]);
     refused("twice", Gguf::new().entry("a", U8, [1]).entry("a", U8, [1]).build(), &["2 of 2, \"a\"", "twice"]);
 }
 
@@ -97,19 +97,11 @@ fn metadata_values() {
     refused("array of an unknown type", one(ARRAY, &array(99, 1, &[0; 32])), &[named, "99"]);
     refused("array of arrays", one(ARRAY, &array(ARRAY, 1, &array(U8, 1, &[1]))), &[named, "arrays of arrays"]);
     refused("array with too large a number", one(ARRAY, &array(U64, 1, &[0xff; 8])), &[named, "does not fit"]);
-    // 5000 levels, each an array of one array.
+    // 5000 levels, each an array of arrays.
     let nested: Vec<u8> = (0..5000).flat_map(|_| array(ARRAY, 1, &[])).collect();
-    refused("deep nesting", one(ARRAY, &nested), &[named, "nesting"]);
-}
-
-/// Wide arrays nested as deep as the decoder goes: its steps of 32 KiB add up, but to a constant.
-#[test]
-fn wide_nesting_costs_a_constant() {
-    let nested: Vec<u8> = (0..64).flat_map(|_| array(ARRAY, 1500, &[])).collect();
-    let file = leak(Gguf::new().entry("some.key", ARRAY, nested).build());
-    let (result, cost) = measured(|| GgufFile::from_static("wide", file));
-    assert!(result.unwrap_err().to_string().contains("some.key"));
-    assert!(cost.peak < 4 << 20, "{} bytes", cost.peak);
+    refused("deep nesting", one(ARRAY, &nested), &[named, "arrays of arrays"]);
+    let too_long = one(ARRAY, &array(U8, (2 << 20) + 1, &[0; 32]));
+    refused("array too long", too_long, &[named, "2097153 values, at most 2097152"]);
 }
 
 #[test]
@@ -122,7 +114,7 @@ fn alignment() {
         refused("alignment", with(U32, &alignment.to_le_bytes()), &parts);
     }
     refused("alignment as text", with(STRING, &string("32")), &["general.alignment"]);
-    refused("alignment as u64", with(U64, &u64s(&[32])), &["general.alignment"]);
+    refused("alignment as u64", with(U64, &u64s(&[1 << 32])), &["general.alignment", "4294967296"]);
     // Allowed, but it moves the data behind the end of the file.
     refused(
         "data start behind the end",
@@ -241,8 +233,8 @@ fn giant_headers() {
     let dir = Scratch::new("giant");
     let cases = [
         ("string", Gguf::new().entry("some.key", STRING, (80u64 << 20).to_le_bytes()), "some.key"),
-        ("bytes", Gguf::new().entry("some.key", ARRAY, array(U8, 4 << 20, &[])), "some.key"),
-        ("strings", Gguf::new().entry("some.key", ARRAY, array(STRING, 3 << 20, &[])), "some.key"),
+        ("bytes", Gguf::new().entry("some.key", ARRAY, array(U8, 2 << 20, &[])).n_entries(2), "entry 2 of 2"),
+        ("strings", Gguf::new().entry("some.key", ARRAY, array(STRING, 2 << 20, &[])).n_entries(2), "entry 2 of 2"),
         // One entry of 60 MiB is accepted, the second does not fit in the header's limit.
         ("two", Gguf::new().entry("some.key", STRING, (60u64 << 20).to_le_bytes()).n_entries(2), "entry 2 of 2"),
     ];
@@ -259,25 +251,25 @@ fn giant_headers() {
     }
 }
 
-/// Every byte of a real header, changed in three ways, one at a time.
+/// Every byte of a real header, changed in two ways, one at a time.
 #[test]
 fn every_header_byte_of_a_real_file() {
-    let mut mutant = Mutant::new("every-byte");
+    let mut mutant = Mutant::new("every-byte", "llama/model-f32.gguf");
     for at in 0..mutant.header_bytes {
         let old = mutant.original[at];
-        for new in [old ^ 0x80, old.wrapping_add(1), 0xff] {
+        for new in [old ^ 0x80, old.wrapping_add(1)] {
             mutant.check(&[(at, new)]);
         }
     }
     mutant.report();
 }
 
-/// Several random bytes at once, half of them in the header.
+/// Several random bytes at once of a file with every block format, half of the rounds in the header.
 #[test]
-fn random_bytes_of_a_real_file() {
-    let mut mutant = Mutant::new("random");
+fn random_bytes_of_a_quantised_file() {
+    let mut mutant = Mutant::new("random", "llama-mixedq/model.gguf");
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    for round in 0..10_000 {
+    for round in 0..6000 {
         let range = if round % 2 == 0 { mutant.header_bytes } else { mutant.original.len() };
         let changes: Vec<(usize, u8)> =
             (0..1 + random.below(6)).map(|_| (random.below(range), random.below(256) as u8)).collect();
@@ -289,7 +281,7 @@ fn random_bytes_of_a_real_file() {
 /// A real file cut at every length of its header and at many lengths of its data.
 #[test]
 fn truncations_of_a_real_file() {
-    let mutant = Mutant::new("truncated");
+    let mutant = Mutant::new("truncated", "llama/model-f32.gguf");
     let mut length = mutant.original.len();
     while length > 0 {
         length -= if length > mutant.header_bytes + 64 { 509.min(length - mutant.header_bytes - 64) } else { 1 };
@@ -316,12 +308,12 @@ struct Mutant {
 
 impl Mutant {
     /// A changed length may turn the whole file into one string or one array of numbers; the decoder holds 32 bytes for
-    /// each number of four bytes, and the old copy while it grows. The file has 759 KB.
+    /// each number of four bytes, and the old copy while it grows. The files have 0.8 MB.
     const MAX_BYTES: usize = 6 << 20;
 
-    fn new(name: &str) -> Self {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testdata/models/llama/model-f32.gguf");
-        let original = std::fs::read(source).unwrap();
+    fn new(name: &str, source: &str) -> Self {
+        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../testdata/models"));
+        let original = std::fs::read(models.join(source)).unwrap();
         let dir = Scratch::new(name);
         let path = dir.0.join("model.gguf");
         std::fs::write(&path, &original).unwrap();
@@ -380,6 +372,10 @@ fn use_everything(file: &GgufFile) {
         assert!(found.into_iter().filter(|ok| *ok).count() <= 1, "{key} has several types");
         let _ = m.u32_or_array(key, 3);
     }
+    let summary = Summary::new(file);
+    if let Err(err) = summary {
+        assert!(matches!(err, Error::Metadata { .. }), "{err:?}");
+    }
     for info in file.tensors() {
         let tensor = file.require(&info.name).unwrap();
         assert_eq!(tensor.data().len(), info.n_bytes());
@@ -405,54 +401,6 @@ fn refused(case: &str, bytes: Vec<u8>, parts: &[&str]) {
     assert!(cost.peak < SMALL + 4 * bytes.len(), "{case}: {} bytes allocated", cost.peak);
     assert!(cost.time < Duration::from_secs(5), "{case}: {:?}", cost.time);
 }
-
-#[derive(Default, Debug)]
-struct Cost {
-    peak: usize,
-    time: Duration,
-}
-
-fn measured<T>(f: impl FnOnce() -> T) -> (T, Cost) {
-    LIVE.set(0);
-    PEAK.set(0);
-    let start = Instant::now();
-    let result = f();
-    (result, Cost { peak: PEAK.get().max(0) as usize, time: start.elapsed() })
-}
-
-/// Counts what the current thread allocates; tests run in threads of their own.
-struct Counting;
-
-thread_local! {
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    // The cells are gone while a thread ends.
-    let _ = LIVE.try_with(|live| {
-        live.set(live.get() + bytes);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
-    });
-}
-
-// SAFETY: every call goes to the system allocator unchanged; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// A folder that disappears at the end of the test.
 struct Scratch(PathBuf);
