@@ -42,4 +42,12 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// Worker threads could not be started.
+    #[error("cannot start {n_threads} threads: {what}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        what: String,
+    },
 }

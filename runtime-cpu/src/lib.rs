@@ -1,7 +1,11 @@
 //! CPU runtime of ecokv.
 
+pub mod cache;
 mod error;
 pub mod gguf;
+pub mod kernels;
+pub mod ops;
 pub mod quant;
+mod threads;
 
 pub use error::Error;
