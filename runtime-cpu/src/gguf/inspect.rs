@@ -60,11 +60,11 @@ pub struct LanguageSummary {
     pub n_layers: Option<u32>,
     /// Width of the hidden state.
     pub n_embd: Option<u32>,
-    /// Width of the feed-forward network, per layer [n_layers].
+    /// Width of the feed-forward network, per layer `[n_layers]`.
     pub n_ff: Option<Vec<u32>>,
-    /// Query heads, per layer [n_layers].
+    /// Query heads, per layer `[n_layers]`.
     pub n_heads: Option<Vec<u32>>,
-    /// Key-value heads, per layer [n_layers].
+    /// Key-value heads, per layer `[n_layers]`.
     pub n_kv_heads: Option<Vec<u32>>,
     /// Elements of one key.
     pub key_length: Option<u32>,
