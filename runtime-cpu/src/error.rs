@@ -48,4 +48,12 @@ pub enum Error {
         /// What is wrong, with the numbers.
         what: String,
     },
+    /// Worker threads could not be started.
+    #[error("cannot start {n_threads} threads: {what}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        what: String,
+    },
 }

@@ -1,8 +1,12 @@
 //! CPU runtime of ecokv.
 
+pub mod cache;
 mod error;
 pub mod gguf;
 pub mod image;
+pub mod kernels;
+pub mod ops;
 pub mod quant;
+mod threads;
 
 pub use error::Error;
