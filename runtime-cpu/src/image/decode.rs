@@ -12,7 +12,7 @@ use crate::Error;
 pub struct Limits {
     /// Longest side in pixels.
     pub max_side: u32,
-    /// Width times height. The decoder needs up to 8 bytes for each (16-bit RGBA) plus 3 for the result.
+    /// Width times height. Decoding takes up to 12 bytes for each (16-bit RGBA, progressive JPEG).
     pub max_pixels: u64,
 }
 
