@@ -5,6 +5,7 @@ mod error;
 pub mod gguf;
 pub mod image;
 pub mod kernels;
+pub mod model;
 pub mod ops;
 pub mod quant;
 mod threads;
