@@ -42,6 +42,12 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A picture could not be decoded or is not usable.
+    #[error("image: {what}")]
+    Image {
+        /// What is wrong, with the numbers.
+        what: String,
+    },
     /// Worker threads could not be started.
     #[error("cannot start {n_threads} threads: {what}")]
     Threads {

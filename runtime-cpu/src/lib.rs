@@ -3,7 +3,9 @@
 pub mod cache;
 mod error;
 pub mod gguf;
+pub mod image;
 pub mod kernels;
+pub mod model;
 pub mod ops;
 pub mod quant;
 mod threads;

@@ -50,6 +50,19 @@ impl Linear {
         Ok(Linear { weight, bias, n_in, n_out })
     }
 
+    /// From a tensor of any rank whose elements, in file order, are an `[n_out][n_in]` matrix: a convolution kernel
+    /// `[width, height, channels, n_out]` (file order) applied at its own stride.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the number of elements is another, or if a row of the matrix would begin inside a block.
+    pub fn flattened(weight: Tensor, bias: Option<Vec<f32>>, n_in: usize, n_out: usize) -> Result<Linear, Error> {
+        let (rows, columns) = (weight.n_rows(), weight.n_cols());
+        if rows.checked_mul(columns) != n_in.checked_mul(n_out) || !n_in.is_multiple_of(columns) {
+            return Err(weight.error(format!("shape {:?} is no {n_out} x {n_in} matrix", weight.dims())));
+        }
+        Ok(Linear { weight, bias, n_in, n_out })
+    }
+
     /// Values of an input vector.
     pub fn n_in(&self) -> usize {
         self.n_in
