@@ -9,5 +9,6 @@ pub mod model;
 pub mod ops;
 pub mod quant;
 mod threads;
+pub mod tokenizer;
 
 pub use error::Error;
