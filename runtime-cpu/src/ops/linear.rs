@@ -76,13 +76,11 @@ impl Linear {
     /// `out[t] = W x[t] + b`: `x` `[n][n_in]`, `out` `[n][n_out]`.
     pub fn forward(&self, cx: &Compute, x: &[f32], n: usize, out: &mut [f32]) {
         let mut input = Input::default();
-        if self.wants_q8(cx) {
-            input.quantize(cx, x, n, self.n_in);
-        }
+        input.prepare(cx, &[self], x, n);
         self.forward_with(cx, x, &input, n, out);
     }
 
-    /// As [`forward`](Self::forward) with an input that was quantised before if [`wants_q8`](Self::wants_q8).
+    /// As [`forward`](Self::forward) with an input that was [prepared](Input::prepare) before.
     pub fn forward_with(&self, cx: &Compute, x: &[f32], input: &Input, n: usize, out: &mut [f32]) {
         assert!(x.len() == n * self.n_in && out.len() == n * self.n_out, "linear: shapes");
         let w = self.rows();
@@ -126,7 +124,7 @@ impl Linear {
     }
 
     /// Whether the product takes quantised activations.
-    pub fn wants_q8(&self, cx: &Compute) -> bool {
+    fn wants_q8(&self, cx: &Compute) -> bool {
         let float = matches!(self.weight.ty(), GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
         !float && cx.precision == Precision::Int8
     }
@@ -138,8 +136,14 @@ impl Linear {
 }
 
 impl Input {
-    /// Quantises `x` `[n][n_cols]`. Reuses its memory.
-    pub fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
+    /// Prepares `x` `[n][n_in]` for matrices that all read it. Reuses its memory.
+    pub fn prepare(&mut self, cx: &Compute, readers: &[&Linear], x: &[f32], n: usize) {
+        if readers.iter().any(|r| r.wants_q8(cx)) {
+            self.quantize(cx, x, n, x.len() / n);
+        }
+    }
+
+    fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
         self.q8.resize(n, n_cols);
         self.has_q8 = true;
         if n < 4 {
