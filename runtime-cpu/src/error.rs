@@ -42,4 +42,10 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A conversation could not be turned into a prompt.
+    #[error("chat template: {what}")]
+    Template {
+        /// What is wrong, with the file's name where it is the file's fault.
+        what: String,
+    },
 }
