@@ -14,7 +14,8 @@ pub struct Engine {
     pub(crate) compute: Compute,
     pub(crate) decoder: Decoder,
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) template: ChatTemplate,
+    /// Base models have none; only a chat prompt minds.
+    pub(crate) template: Result<ChatTemplate, Error>,
     pub(crate) vision: Option<VisionTower>,
 }
 
@@ -51,7 +52,7 @@ impl Engine {
             return Err(Error::Model { file: model.name().into(), what });
         }
         let vision = mmproj.map(|f| VisionTower::load(f, decoder.config().n_embd)).transpose()?;
-        let template = ChatTemplate::from_gguf(model, &tokenizer, vision.is_some())?;
+        let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
         Ok(Engine { compute, decoder, tokenizer, template, vision })
@@ -68,8 +69,11 @@ impl Engine {
     }
 
     /// The chat template of the language model.
-    pub fn template(&self) -> &ChatTemplate {
-        &self.template
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the file has none that works and no built-in one fits.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        self.template.as_ref().map_err(|e| Error::Template { what: e.to_string() })
     }
 
     /// The vision tower, if a projector file was opened.

@@ -83,4 +83,10 @@ pub enum Error {
     /// The eviction policy refused its inputs.
     #[error("eviction: {0}")]
     Evict(#[from] ecokv_core::Error),
+    /// A conversation could not be turned into a prompt.
+    #[error("chat template: {what}")]
+    Template {
+        /// What is wrong, with the file's name where it is the file's fault.
+        what: String,
+    },
 }

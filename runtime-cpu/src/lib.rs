@@ -18,6 +18,7 @@ pub mod tokenizer;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::Error;
-pub use prompt::{MEDIA_MARKER, Prompt};
+pub use prompt::Prompt;
 pub use sampler::{Sampler, Sampling, argmax};
 pub use session::{Eviction, Session, SessionOptions, Stats};
+pub use template::MEDIA_MARKER;

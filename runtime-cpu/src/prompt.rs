@@ -4,10 +4,7 @@ use crate::Error;
 use crate::engine::Engine;
 use crate::image::RgbImage;
 use crate::model::ImageEmbedding;
-use crate::template::{Message, Part};
-
-/// Stands for the next image in a prompt text.
-pub const MEDIA_MARKER: &str = "<__media__>";
+use crate::template::{MEDIA_MARKER, Message};
 
 /// A prompt, tokenised and with its images encoded.
 #[derive(Clone, Debug, Default)]
@@ -30,17 +27,8 @@ impl Prompt {
     /// [`Error::Prompt`] for images without a projector or markers without images, [`Error::Template`] if the template
     /// fails, [`Error::Image`] for an unusable image.
     pub fn chat(engine: &Engine, text: &str, images: &[RgbImage]) -> Result<Prompt, Error> {
-        let text = with_markers(text, images.len())?;
-        let mut content = Vec::new();
-        for (i, piece) in text.split(MEDIA_MARKER).enumerate() {
-            if i > 0 {
-                content.push(Part::Image);
-            }
-            if !piece.is_empty() {
-                content.push(Part::Text(piece.into()));
-            }
-        }
-        let rendered = engine.template.render(&[Message { role: "user".into(), content }], true)?;
+        let message = Message::with_images("user", text, images.len())?;
+        let rendered = engine.template()?.render(&[message], true)?;
         Prompt::rendered(engine, &rendered, images)
     }
 

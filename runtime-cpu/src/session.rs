@@ -164,7 +164,8 @@ impl<'e> Session<'e> {
         let mut evictor = Evictor::new(self.engine, &self.options, self.n_past + n)?;
         let Engine { decoder, compute, .. } = self.engine;
         let queries = evictor.n_queries();
-        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, queries, logits, |s| evictor.finish(s))?;
+        let out =
+            decoder.prefill(compute, &mut x, &positions, &mut self.cache, queries, logits, |s| evictor.finish(s))?;
         self.n_past += n;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;

@@ -72,7 +72,9 @@ fn read(file: &GgufFile, a: &str, family: &families::Family) -> Result<ModelConf
     let same_everywhere = |name: &str, values: Vec<u32>| -> Result<usize, Error> {
         match values[..] {
             [first, ref rest @ ..] if first > 0 && rest.iter().all(|&v| v == first) => Ok(first as usize),
-            _ => Err(meta.error(&key(name), format!("{values:?}: layers with different head counts are not supported"))),
+            _ => {
+                Err(meta.error(&key(name), format!("{values:?}: layers with different head counts are not supported")))
+            }
         }
     };
     let n_embd = count("embedding_length")?;

@@ -141,6 +141,11 @@ impl Tokenizer {
         self.vocab.id(text).filter(|&id| matches!(self.vocab.kind(id), Kind::Control | Kind::UserDefined))
     }
 
+    /// Whether the vocabulary is SentencePiece's (as against byte-level BPE).
+    pub fn is_sentence_piece(&self) -> bool {
+        matches!(self.scheme, Scheme::Spm(_))
+    }
+
     /// What was odd about the file without making it unusable, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.vocab.warnings

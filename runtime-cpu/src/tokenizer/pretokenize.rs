@@ -136,3 +136,29 @@ fn cut<'t>(regex: &Regex, piece: &'t str, out: &mut Vec<&'t str>) {
 
 /// The second expression of [`Pass::Words`].
 const SPACES: PatternID = PatternID::new_unchecked(1);
+
+#[cfg(test)]
+mod tests {
+    use super::{FAMILIES, PreTokenizer, family};
+    use std::collections::HashMap;
+
+    #[derive(serde::Deserialize)]
+    struct Words {
+        texts: Vec<String>,
+        words: HashMap<String, Vec<Vec<String>>>,
+    }
+
+    /// Python's `regex` module with the models' own expressions, look-ahead included.
+    #[test]
+    fn words_equal_those_of_the_original_expressions() {
+        let golden = include_str!("../../../testdata/tokenizers/words.json");
+        let golden: Words = serde_json::from_str(golden).expect("golden file");
+        assert_eq!(golden.words.len(), FAMILIES.len());
+        for (name, words) in &golden.words {
+            let pre = PreTokenizer::new(family(name).expect(name));
+            for (text, words) in golden.texts.iter().zip(words).filter(|(text, _)| !text.is_empty()) {
+                assert_eq!(&pre.split(text), words, "{name}: {text:?}");
+            }
+        }
+    }
+}
