@@ -273,7 +273,7 @@ fn careless_files() -> Result<(), Failed> {
     same("warning", tokenizer.warnings()[0].contains("tokenizer.ggml.bos_token_id = 7"), true)?;
     // No pre-tokenizer named.
     let file = vocab_file(&[
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
         ("tokenizer.ggml.tokens", Value::Strs(vec!["a".into()])),
         ("tokenizer.ggml.merges", Value::Strs(vec![])),
     ]);
@@ -284,23 +284,25 @@ fn careless_files() -> Result<(), Failed> {
 fn bad_files() -> Result<(), Failed> {
     let spm = |extra: Vec<(&'static str, Value)>| {
         let mut entries = vec![
-            ("tokenizer.ggml.model", Value::Str("llama")),
+            ("tokenizer.ggml.model", Value::Str("llama".into())),
             ("tokenizer.ggml.tokens", Value::Strs(["<unk>", "<s>", "</s>"].map(String::from).into())),
         ];
         entries.extend(extra);
         vocab_file(&entries)
     };
-    let named = |key, value| vocab_file(&[("tokenizer.ggml.model", Value::Str("gpt2")), (key, Value::Str(value))]);
+    let named = |key, value: &str| {
+        vocab_file(&[("tokenizer.ggml.model", Value::Str("gpt2".into())), (key, Value::Str(value.into()))])
+    };
     let add_bos = [("tokenizer.ggml.add_bos_token", Value::Bool(true))];
     let no_tokens = [
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
-        ("tokenizer.ggml.pre", Value::Str("gpt-2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::Str("gpt-2".into())),
         ("tokenizer.ggml.tokens", Value::Strs(vec![])),
     ];
     let scores = || ("tokenizer.ggml.scores", Value::F32s(vec![0.0; 3]));
     let cases: Vec<(GgufFile, &str, &str)> = vec![
         (vocab_file(&[]), "tokenizer.ggml.model", "missing"),
-        (vocab_file(&[("tokenizer.ggml.model", Value::Str("bert"))]), "tokenizer.ggml.model", "\"bert\""),
+        (vocab_file(&[("tokenizer.ggml.model", Value::Str("bert".into()))]), "tokenizer.ggml.model", "\"bert\""),
         (named("tokenizer.ggml.pre", "gpt-9"), "tokenizer.ggml.pre", "\"gpt-9\""),
         (named("tokenizer.ggml.pre", "gpt-2"), "tokenizer.ggml.tokens", "missing"),
         (vocab_file(&no_tokens), "tokenizer.ggml.tokens", "0 tokens"),
@@ -311,7 +313,11 @@ fn bad_files() -> Result<(), Failed> {
             "tokenizer.ggml.token_type",
             "4 entries for 3",
         ),
-        (spm(vec![scores(), ("tokenizer.ggml.eos_token_id", Value::Str("x"))]), "tokenizer.ggml.eos_token_id", "\"x\""),
+        (
+            spm(vec![scores(), ("tokenizer.ggml.eos_token_id", Value::Str("x".into()))]),
+            "tokenizer.ggml.eos_token_id",
+            "\"x\"",
+        ),
         (bpe(&["a", "b"], &[1, 1], &["ab"], &[]), "tokenizer.ggml.merges", "entry 0, \"ab\""),
         (bpe(&["a", "b"], &[1, 1], &["a b"], &[]), "tokenizer.ggml.merges", "entry 0, \"a b\""),
         (bpe(&["a", "b"], &[1, 1], &[], &add_bos), "tokenizer.ggml.add_bos_token", "does not name that token"),
@@ -332,20 +338,13 @@ fn bad_files() -> Result<(), Failed> {
 fn bpe(tokens: &[&str], types: &[i32], merges: &[&str], extra: &[(&str, Value)]) -> GgufFile {
     let strings = |list: &[&str]| Value::Strs(list.iter().map(|s| s.to_string()).collect());
     let mut entries = vec![
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
-        ("tokenizer.ggml.pre", Value::Str("gpt-2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::Str("gpt-2".into())),
         ("tokenizer.ggml.tokens", strings(tokens)),
         ("tokenizer.ggml.token_type", Value::I32s(types.to_vec())),
         ("tokenizer.ggml.merges", strings(merges)),
     ];
-    for (key, value) in extra {
-        let value = match value {
-            Value::U32(x) => Value::U32(*x),
-            Value::Bool(x) => Value::Bool(*x),
-            _ => unreachable!("only ids and flags are added"),
-        };
-        entries.push((key, value));
-    }
+    entries.extend(extra.iter().cloned());
     vocab_file(&entries)
 }
 

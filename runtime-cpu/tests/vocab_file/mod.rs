@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 /// A metadata value, written as its GGUF type.
 #[allow(dead_code)] // every test binary uses its own part
+#[derive(Clone)]
 pub enum Value {
     U32(u32),
     Bool(bool),
-    Str(&'static str),
+    Str(String),
     Strs(Vec<String>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
