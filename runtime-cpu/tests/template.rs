@@ -38,10 +38,8 @@ struct Turn {
 /// content only), Qwen2.5 and Mistral-Nemo.
 #[test]
 fn prompts_equal_those_of_python() {
-    let golden = std::fs::read(testdata("tokenizers/templates.json")).expect("golden file");
-    let golden: Vec<Golden> = serde_json::from_slice(&golden).expect("golden file");
     let mut rendered = 0;
-    for Golden { name, template, bos, eos, cases } in golden {
+    for Golden { name, template, bos, eos, cases } in golden() {
         let template = load(&[&bos, &eos], &[], Some(&template)).expect(&name);
         assert_eq!(template.source(), Source::File);
         for case in cases {
@@ -64,13 +62,11 @@ fn prompts_equal_those_of_python() {
     assert_eq!(rendered, 72);
 }
 
+/// The prompt that tinyvlm's training code writes.
 #[test]
 fn tinyvlm_asks_as_it_was_trained() {
-    let text = "{% for m in messages %}{% if m['role'] == 'user' %}{% for c in m['content'] %}\
-                {% if c['type'] == 'image' %}{{ '<image>\n' }}{% endif %}{% endfor %}\
-                {% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}\
-                {{ '\nanswer:' }}{% endif %}{% endfor %}";
-    let template = load(&["<s>", "</s>"], &[], Some(text)).expect("template");
+    let golden = golden().into_iter().find(|golden| golden.name == "tinyvlm").expect("tinyvlm");
+    let template = load(&["<s>", "</s>"], &[], Some(&golden.template)).expect("template");
     let message = Message::with_images("user", "what is the value of QX7?", 1).expect("one image");
     let prompt = template.render(&[message], true).expect("prompt");
     assert_eq!(prompt, "<__media__>\nwhat is the value of QX7?\nanswer:");
@@ -178,6 +174,11 @@ fn templates_that_cannot_be_used() {
     let image = Message { role: "user".into(), content: vec![Part::Image] };
     let lost = loses.render(&[Message::text("user", "a"), image], true).expect_err("lost image");
     assert_eq!(lost.to_string(), "chat template: 1 images given, but the template shows 0");
+}
+
+fn golden() -> Vec<Golden> {
+    let golden = std::fs::read(testdata("tokenizers/templates.json")).expect("golden file");
+    serde_json::from_slice(&golden).expect("golden file")
 }
 
 fn load(ends: &[&str; 2], specials: &[&str], template: Option<&str>) -> Result<ChatTemplate, Error> {

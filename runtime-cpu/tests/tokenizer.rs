@@ -7,11 +7,12 @@ mod vocab_file;
 
 use ecokv::Error;
 use ecokv::gguf::GgufFile;
+use ecokv::template::{ChatTemplate, Message};
 use ecokv::tokenizer::Tokenizer;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use vocab_file::{Value, testdata, vocab_file};
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
             add(&mut trials, format!("hugging_face::{name}"), &path, move |t| hugging_face(name, t));
         }
     }
+    trials.push(chat_prompt());
     let plain: [(&str, fn() -> Result<(), Failed>); 7] = [
         ("naive::spm", naive_spm),
         ("naive::bpe", naive_bpe),
@@ -53,17 +55,21 @@ const VOCABULARIES: [(&str, &str); 8] = [
 fn add(
     trials: &mut Vec<Trial>,
     name: String,
-    path: &std::path::Path,
+    path: &Path,
     test: impl FnOnce(&Tokenizer) -> Result<(), Failed> + Send + 'static,
 ) {
     let path: PathBuf = path.into();
     trials.push(Trial::ignorable_test(name, move || {
         if !path.exists() {
-            return Ok(Completion::ignored_with(format!("{} is missing: run testdata/fetch.sh", path.display())));
+            return Ok(missing(&path));
         }
         test(&Tokenizer::from_gguf(&GgufFile::open(&path)?)?)?;
         Ok(Completion::Completed)
     }));
+}
+
+fn missing(path: &Path) -> Completion {
+    Completion::ignored_with(format!("{} is missing: run testdata/fetch.sh", path.display()))
 }
 
 // ------------------------------------------------------------------------------------------------ against others
@@ -141,6 +147,30 @@ fn round_trip(tokenizer: &Tokenizer) -> Result<(), Failed> {
         same("stream", &shown, &wanted)?;
     }
     Ok(())
+}
+
+/// SmolLM2's own template, from its file. Ids 1 and 2 are `<|im_start|>` and `<|im_end|>`.
+fn chat_prompt() -> Trial {
+    Trial::ignorable_test("chat_prompt::smollm2", || {
+        let path = testdata("fetched/SmolLM2-135M-Instruct.Q4_1.gguf");
+        if !path.exists() {
+            return Ok(missing(&path));
+        }
+        let file = GgufFile::open(&path)?;
+        let tokenizer = Tokenizer::from_gguf(&file)?;
+        let template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+        let prompt = template.render(&[Message::text("user", "What is the capital of France?")], true)?;
+        same(
+            "prompt",
+            prompt.as_str(),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+             <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+        )?;
+        let ids = tokenizer.encode(&prompt, tokenizer.needs_bos(&prompt), true);
+        let turns: Vec<u32> = ids.iter().copied().filter(|&id| id < 3).collect();
+        same("turns", (ids[0], turns), (1, vec![1, 2, 1, 2, 1]))?;
+        Ok(Completion::Completed)
+    })
 }
 
 // ------------------------------------------------------------------------------------------ against naive versions

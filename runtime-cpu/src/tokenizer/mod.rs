@@ -41,7 +41,7 @@ impl Tokenizer {
                 let mut vocab = Vocab::from_metadata(meta, defaults)?;
                 let spm = Spm::from_metadata(meta, &vocab)?;
                 vocab.mark_ends_as_control(|_| false);
-                Ok(Tokenizer { specials: Specials::new(&vocab), vocab, scheme: Scheme::Spm(spm) })
+                Ok(Tokenizer { specials: Specials::new(&vocab), vocab, scheme: Scheme::Spm(Box::new(spm)) })
             }
             "gpt2" => {
                 let name = meta.opt_str(PRE)?.unwrap_or("default");
@@ -154,7 +154,7 @@ impl Tokenizer {
 
 #[derive(Debug)]
 enum Scheme {
-    Spm(Spm),
+    Spm(Box<Spm>),
     Bpe(Box<Bpe>),
 }
 

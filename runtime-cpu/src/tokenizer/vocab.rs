@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::gguf::Metadata;
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 use std::sync::Arc;
 
 /// `tokenizer.ggml.token_type`. Numbers that llama.cpp does not know decode to nothing, as unused tokens do.
