@@ -1,2 +1,74 @@
-//! Scoring core of ecokv.
+//! Chooses which key-value cache entries each attention head keeps.
+//!
+//! `no_std`, no allocation, no panics. The caller owns all memory: ask [`Policy::workspace_len`], hand in slices, call
+//! [`evict_layer`]. Outputs are written only on success.
+//!
+//! ```
+//! use ecokv_core::{Dispatch, Keep, LayerShape, LayerView, Observation, Rows, Workspace, evict_layer, methods};
+//!
+//! let method = methods::by_name("keydiff").unwrap();
+//! let shape = LayerShape { n_kv_heads: 1, group: 1, head_dim: 2 };
+//! let keys = [1.0, 0.0, 1.0, 0.1, -1.0, 0.0, 1.0, 0.2]; // [rows][head_dim]: the third points back
+//! let view = LayerView {
+//!     shape,
+//!     starts: &[0],
+//!     lens: &[4],
+//!     keys: Rows::F32(&keys),
+//!     values: None,
+//!     observation: Observation::default(),
+//!     scale: 1.0,
+//!     layer: 0,
+//!     n_layers: 1,
+//! };
+//! let (mut f32s, mut u32s) = ([0.0; 64], [0; 4]);
+//! let len = method.policy.workspace_len(shape, 4).unwrap();
+//! assert!(len.f32s <= f32s.len() && len.u32s <= u32s.len());
+//! let workspace = Workspace { f32s: &mut f32s, u32s: &mut u32s };
+//! let (mut indices, mut counts) = ([0; 4], [0]);
+//! let keep = Keep { indices: &mut indices, counts: &mut counts };
+//! evict_layer(Dispatch::detect(), &method.policy, 2, &view, workspace, keep)?;
+//! assert_eq!(counts, [2]);
+//! assert_eq!(indices[..2], [0, 2]);
+//! # Ok::<(), ecokv_core::Error>(())
+//! ```
+//!
+//! A method is six small values ([`Policy`]), applied in this order to each head: importance, diversity, their mix,
+//! protection, the head's budget, and the fate of the rest. [`LayerBudget`] shares the budget over the layers before.
+//! Every level of [`Dispatch`] returns the same bits.
+
 #![no_std]
+#![deny(unsafe_code)]
+#![deny(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation
+)]
+
+mod budget;
+mod diversity;
+mod error;
+mod evict;
+mod importance;
+mod kernels;
+mod math;
+pub mod methods;
+mod policy;
+mod score;
+mod select;
+mod shape;
+mod workspace;
+
+pub use budget::{HeadBudget, LayerBudget};
+pub use error::Error;
+pub use evict::{Keep, Report, evict_layer, score_layer};
+pub use kernels::Dispatch;
+pub use methods::Method;
+pub use policy::{
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Policy, Pool, Protect, Recent,
+    ValueNorm,
+};
+pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
+pub use workspace::{Workspace, WorkspaceLen};

@@ -42,6 +42,47 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A picture could not be decoded or is not usable.
+    #[error("image: {what}")]
+    Image {
+        /// What is wrong, with the numbers.
+        what: String,
+    },
+    /// Worker threads could not be started.
+    #[error("cannot start {n_threads} threads: {what}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        what: String,
+    },
+    /// The model needs something that is not supported.
+    #[error("{file}: {what}")]
+    Model {
+        /// Path, or the name given to an embedded file.
+        file: String,
+        /// The feature.
+        what: String,
+    },
+    /// A prompt cannot be run as it is.
+    #[error("prompt: {what}")]
+    Prompt {
+        /// What is wrong, with the numbers.
+        what: String,
+    },
+    /// The prompt and the tokens to generate do not fit the context.
+    #[error("{prompt} prompt tokens and {generate} to generate exceed the context of {context} tokens")]
+    ContextFull {
+        /// Tokens of the prompt, images included, and of what came before it.
+        prompt: usize,
+        /// Tokens to generate.
+        generate: usize,
+        /// Positions of the context.
+        context: usize,
+    },
+    /// The eviction policy refused its inputs.
+    #[error("eviction: {0}")]
+    Evict(#[from] ecokv_core::Error),
     /// A conversation could not be turned into a prompt.
     #[error("chat template: {what}")]
     Template {

@@ -5,6 +5,7 @@
 //!
 //! Versions 2 and 3, little-endian (the two differ only in that version 3 may be big-endian, which is refused).
 
+mod inspect;
 mod metadata;
 mod reader;
 mod tensor;
@@ -14,6 +15,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use inspect::{LanguageSummary, ModelSummary, ProjectorSummary, Summary, TypeUse};
 pub use metadata::{MAX_LAYERS, Metadata, Value};
 pub use tensor::{Tensor, TensorInfo};
 

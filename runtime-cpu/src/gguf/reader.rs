@@ -5,10 +5,10 @@
 //! left, and arrays and strings grow only as their bytes arrive.
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 
 use gguf_rs_lib::GGUFError;
-use gguf_rs_lib::format::{self, MetadataArray, MetadataValue};
+use gguf_rs_lib::format::{self, GGUFValueType, MetadataArray, MetadataValue};
 
 use super::metadata::Value;
 use super::tensor::{TensorInfo, without_trailing_ones};
@@ -17,8 +17,9 @@ use crate::quant::GgmlType;
 
 /// Longest header (everything before the tensor data). Vocabularies of 260,000 tokens take about 16 MiB.
 const MAX_HEADER_BYTES: usize = 64 << 20;
-/// Most memory the decoder may take for one entry while it reads it.
-const MAX_DECODED_BYTES: usize = 64 << 20;
+/// Longest array. The decoder holds 32 bytes for each value while it reads one array.
+const MAX_ARRAY_LENGTH: u64 = 2 << 20;
+const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_ENTRIES: u64 = 100_000;
 const MAX_TENSORS: u64 = 100_000;
 const MAX_ALIGNMENT: u32 = 1 << 20;
@@ -96,17 +97,62 @@ impl Reader<'_> {
         let mut entries = BTreeMap::new();
         for i in 0..n {
             let start = self.cursor.position();
-            let read = format::Metadata::read_from_with_limits(&mut self.cursor, 1, usize::MAX, MAX_DECODED_BYTES);
-            let context = |reader: &Self| format!("metadata entry {} of {n}, {}", i + 1, reader.name_at(start));
-            let read = read.map_err(|e| self.error(format!("{}: {}", context(self), self.describe(e))))?;
-            for (key, value) in read.data {
-                let value = Value::try_from(value).map_err(|e| self.error(format!("{}: {e}", context(self))))?;
-                if entries.insert(key, value).is_some() {
-                    return Err(self.error(format!("{}: the key is there twice", context(self))));
-                }
-            }
+            let added = self.entry().and_then(|(key, value)| match entries.insert(key, value) {
+                None => Ok(()),
+                Some(_) => Err("the key is there twice".to_owned()),
+            });
+            added.map_err(|what| {
+                self.error(format!("metadata entry {} of {n}, {}: {what}", i + 1, self.name_at(start)))
+            })?;
         }
         Ok(entries)
+    }
+
+    fn entry(&mut self) -> Result<(String, Value), String> {
+        let key = self.key()?;
+        let ty = u32::from_le_bytes(self.take()?);
+        let ty = GGUFValueType::from_u32(ty).map_err(|_| format!("unknown value type {ty}"))?;
+        if ty == GGUFValueType::Array {
+            self.check_array()?;
+        }
+        let value = MetadataValue::read_from(&mut self.cursor, ty).map_err(|e| self.describe(e))?;
+        Ok((key, Value::try_from(value)?))
+    }
+
+    fn key(&mut self) -> Result<String, String> {
+        let length = u64::from_le_bytes(self.take()?);
+        if !(1..=MAX_KEY_BYTES).contains(&length) {
+            return Err(format!("a key of {length} bytes, 1 to {MAX_KEY_BYTES} are possible"));
+        }
+        let rest = &self.cursor.get_ref()[self.cursor.position() as usize..];
+        let bytes = rest.get(..length as usize).ok_or_else(|| self.ends_inside())?;
+        let key = std::str::from_utf8(bytes).map_err(|_| "the key is not UTF-8")?;
+        if key.contains(char::is_control) {
+            return Err("the key has a control character".to_owned());
+        }
+        self.cursor.set_position(self.cursor.position() + length);
+        Ok(key.to_owned())
+    }
+
+    /// Looks at the head of an array without consuming it.
+    fn check_array(&mut self) -> Result<(), String> {
+        let start = self.cursor.position();
+        let element = u32::from_le_bytes(self.take()?);
+        let length = u64::from_le_bytes(self.take()?);
+        self.cursor.set_position(start);
+        if element == GGUFValueType::Array as u32 {
+            return Err("arrays of arrays are not supported".to_owned());
+        }
+        if length > MAX_ARRAY_LENGTH {
+            return Err(format!("an array of {length} values, at most {MAX_ARRAY_LENGTH} are supported"));
+        }
+        Ok(())
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut bytes = [0; N];
+        self.cursor.read_exact(&mut bytes).map_err(|_| self.ends_inside())?;
+        Ok(bytes)
     }
 
     fn alignment(&self, entries: &BTreeMap<String, Value>) -> Result<usize, Error> {
@@ -179,16 +225,19 @@ impl Reader<'_> {
 
     fn describe(&self, error: GGUFError) -> String {
         match error {
-            GGUFError::Io(_) | GGUFError::UnexpectedEof if self.n_bytes > MAX_HEADER_BYTES => {
-                format!("the header is longer than {MAX_HEADER_BYTES} bytes")
-            }
-            GGUFError::Io(_) | GGUFError::UnexpectedEof => {
-                format!("the file ends inside it ({} bytes)", self.n_bytes)
-            }
+            GGUFError::Io(_) | GGUFError::UnexpectedEof => self.ends_inside(),
             GGUFError::InvalidTensorData(what) | GGUFError::InvalidMetadata(what) | GGUFError::Format(what) => {
                 one_line(&what)
             }
             other => one_line(&other.to_string()),
+        }
+    }
+
+    fn ends_inside(&self) -> String {
+        if self.n_bytes > MAX_HEADER_BYTES {
+            format!("the header is longer than {MAX_HEADER_BYTES} bytes")
+        } else {
+            format!("the file ends inside it ({} bytes)", self.n_bytes)
         }
     }
 
@@ -211,8 +260,10 @@ fn place_one(
     let size = || {
         let dims = d.dimensions.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<Vec<usize>>>()?;
         let row_bytes = ty.row_bytes(dims[0])?;
-        let n_bytes = dims[1..].iter().try_fold(row_bytes, |size, &n| size.checked_mul(n))?;
-        Some((dims, n_bytes))
+        let size = dims[1..].iter().try_fold(row_bytes, |size, &n| size.checked_mul(n))?;
+        // A block may have fewer bytes than elements, so the element count is checked on its own.
+        dims.iter().try_fold(1, |count: usize, &n| count.checked_mul(n))?;
+        Some((dims, size))
     };
     let (dims, size) = size()
         .ok_or_else(|| format!("shape {:?} of {ty} (blocks of {}) has no valid size", d.dimensions, ty.block_len()))?;
@@ -254,25 +305,29 @@ impl TryFrom<MetadataValue> for Value {
 }
 
 fn array_value(array: MetadataArray) -> Result<Value, String> {
-    use format::GGUFValueType as T;
-    let kind = array.element_type;
-    let values = array.values.into_iter();
+    use GGUFValueType as T;
+    let (kind, values) = (array.element_type, array.values);
     let converted = match kind {
-        T::F32 | T::F64 => values.map(|v| float(&v)).collect::<Option<_>>().map(Value::Floats),
-        T::Bool => values.map(|v| v.as_bool()).collect::<Option<_>>().map(Value::Bools),
-        T::String => values.map(string).collect::<Option<_>>().map(Value::Strs),
+        T::F32 | T::F64 => all(values, |v| v.as_f64()).map(Value::Floats),
+        T::Bool => all(values, |v| v.as_bool()).map(Value::Bools),
+        T::String => all(values, string).map(Value::Strs),
         T::Array => return Err("arrays of arrays are not supported".into()),
-        _ => values.map(|v| int(&v)?.try_into().ok()).collect::<Option<_>>().map(Value::Ints),
+        _ => all(values, |v| int(&v)?.try_into().ok()).map(Value::Ints),
     };
     converted.ok_or_else(|| format!("an array of {} with a value that does not fit", kind.name()))
 }
 
-fn int(value: &MetadataValue) -> Option<i128> {
-    value.as_u64().map(i128::from).or_else(|| value.as_i64().map(i128::from))
+/// A new vector, exactly as long as needed: collecting could keep the much larger one of the decoder.
+fn all<T>(values: Vec<MetadataValue>, convert: impl Fn(MetadataValue) -> Option<T>) -> Option<Vec<T>> {
+    let mut out = Vec::with_capacity(values.len());
+    for value in values {
+        out.push(convert(value)?);
+    }
+    Some(out)
 }
 
-fn float(value: &MetadataValue) -> Option<f64> {
-    value.as_f64()
+fn int(value: &MetadataValue) -> Option<i128> {
+    value.as_u64().map(i128::from).or_else(|| value.as_i64().map(i128::from))
 }
 
 fn string(value: MetadataValue) -> Option<String> {

@@ -72,12 +72,12 @@ impl Tensor {
         self.dims()[0]
     }
 
-    /// The raw blocks [n_rows][row_bytes], borrowed from the file.
+    /// The raw blocks `[n_rows][row_bytes]`, borrowed from the file.
     pub fn data(&self) -> &[u8] {
         &self.file.bytes[self.info().range.clone()]
     }
 
-    /// The raw blocks of row `r` [row_bytes].
+    /// The raw blocks of row `r` `[row_bytes]`.
     ///
     /// # Panics
     /// If `r >= n_rows()`.
@@ -87,7 +87,7 @@ impl Tensor {
         &self.data()[r * row_bytes..][..row_bytes]
     }
 
-    /// All elements as f32 [n_rows][n_cols]. Meant for small tensors such as norms and biases.
+    /// All elements as f32 `[n_rows][n_cols]`. Meant for small tensors such as norms and biases.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.info().n_elements()];
         dequantize_row(self.ty(), self.data(), &mut out);

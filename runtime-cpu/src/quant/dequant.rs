@@ -6,7 +6,7 @@ use super::GgmlType;
 
 /// Writes the `out.len()` elements of one row to `out`.
 ///
-/// Shapes: `row` [row_bytes(out.len())], `out` [n_cols] with `n_cols` a multiple of the type's block length. Checked in
+/// Shapes: `row` `[row_bytes(n_cols)]`, `out` `[n_cols]` with `n_cols` a multiple of the type's block length. Checked in
 /// debug builds; otherwise only the whole blocks that both sides hold are written.
 ///
 /// Numerics: every product and sum is rounded to f32 on its own (no fused multiply-add), in ggml's order.

@@ -1,0 +1,210 @@
+//! The one entry point: check everything, score, share out, select.
+
+use crate::kernels::Dispatch;
+use crate::select::{Cut, PROTECTED, rank};
+use crate::shape::Head;
+use crate::workspace::Parts;
+use crate::{Diversity, Error, Importance, LayerView, Mix, Policy, Recent, Workspace, score};
+
+/// Where the kept entries are written.
+#[derive(Debug)]
+pub struct Keep<'a> {
+    /// `[rows]`. Head `h`'s list begins at `starts[h]` and has `counts[h]` elements: indices relative to the head's
+    /// first row, ascending. The other elements are left alone.
+    pub indices: &'a mut [u32],
+    /// Kept entries per head, `[n_kv_heads]`.
+    pub counts: &'a mut [u32],
+}
+
+/// What a call did besides its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Entries protected at the end of each head, after a window was shrunk to the budget.
+    pub recent_kept: u32,
+    /// Scores that were NaN and therefore ranked last.
+    pub nan_scores: u32,
+}
+
+/// Chooses the entries of one layer to keep.
+///
+/// `budget` is the entries per KV head, on average over the heads, protected ones included. A layer whose heads all fit
+/// is kept whole, without scoring. Nothing is written when an error is returned.
+///
+/// Equal scores keep the older entry; a NaN score ranks below every number, and among NaNs the newer entry wins.
+///
+/// # Errors
+/// [`Error::BudgetTooSmall`] if sinks, [`Recent::Exact`] entries and tagged entries do not fit the budget, or the budget
+/// is 0; [`Error::MissingObservation`], [`Error::LengthMismatch`], [`Error::HeadRange`], [`Error::WorkspaceTooSmall`] for
+/// what was handed in; [`Error::Config`] for a policy that means nothing.
+pub fn evict_layer(
+    d: Dispatch,
+    p: &Policy,
+    budget: u32,
+    v: &LayerView<'_>,
+    w: Workspace<'_>,
+    out: Keep<'_>,
+) -> Result<Report, Error> {
+    let job = Job::new(d, p, budget, v)?;
+    at_least("indices", job.rows, out.indices.len())?;
+    at_least("counts", v.shape.n_kv_heads, out.counts.len())?;
+    let mut parts = Parts::carve(p, v.shape, job.rows, w)?;
+    // Nothing below can fail.
+    if job.fits {
+        keep_all(v, out);
+        return Ok(Report { recent_kept: job.recent, nan_scores: 0 });
+    }
+    score::fill(&job, &mut parts);
+    let nan_scores = job.rank_all(parts.scores, parts.keys);
+    if parts.signal.is_empty() {
+        p.head_budget.allocate(&job, parts.keys, out.counts);
+    } else {
+        job.rank_all(parts.signal, parts.keys);
+        p.head_budget.allocate(&job, parts.keys, out.counts);
+    }
+    job.rank_all(parts.scores, parts.keys);
+    for (head, &count) in v.heads().zip(out.counts.iter()) {
+        let keys = head.of(parts.keys);
+        let mut cut = Cut::top(keys.iter().copied(), count as usize);
+        let kept = (0u32..).zip(keys).filter(|&(_, &key)| cut.take(key));
+        for (slot, (i, _)) in head.of_mut(out.indices).iter_mut().zip(kept) {
+            *slot = i;
+        }
+    }
+    Ok(Report { recent_kept: job.recent, nan_scores })
+}
+
+/// Writes the scores [`evict_layer`] would judge by, `[rows]`: higher is kept, protected entries are infinite.
+/// Rows that belong to no head are left alone. Scores even a layer that fits its budget.
+///
+/// # Errors
+/// As [`evict_layer`].
+pub fn score_layer(
+    d: Dispatch,
+    p: &Policy,
+    budget: u32,
+    v: &LayerView<'_>,
+    w: Workspace<'_>,
+    out: &mut [f32],
+) -> Result<Report, Error> {
+    let job = Job::new(d, p, budget, v)?;
+    at_least("scores", job.rows, out.len())?;
+    let mut parts = Parts::carve(p, v.shape, job.rows, w)?;
+    score::fill(&job, &mut parts);
+    let nan_scores = job.rank_all(parts.scores, parts.keys);
+    for head in v.heads() {
+        let scores = head.of(parts.scores).iter().enumerate();
+        for (out, (i, &s)) in head.of_mut(out).iter_mut().zip(scores) {
+            *out = if job.protected(head, i) { f32::INFINITY } else { s };
+        }
+    }
+    Ok(Report { recent_kept: job.recent, nan_scores })
+}
+
+/// A checked call.
+pub(crate) struct Job<'a> {
+    pub d: Dispatch,
+    pub policy: &'a Policy,
+    pub view: &'a LayerView<'a>,
+    pub budget: u32,
+    pub rows: usize,
+    /// Last entries protected in each head.
+    pub recent: u32,
+    /// Whether every head fits its budget.
+    pub fits: bool,
+}
+
+impl<'a> Job<'a> {
+    fn new(d: Dispatch, policy: &'a Policy, budget: u32, view: &'a LayerView<'a>) -> Result<Self, Error> {
+        let rows = view.check()?;
+        check_policy(policy, view)?;
+        let fits = view.lens.iter().all(|&len| len <= budget);
+        let mut job = Self { d, policy, view, budget, rows, recent: 0, fits };
+        let (exact, window) = match policy.protect.recent {
+            Recent::Exact(n) => (n, 0),
+            Recent::Window(n) => (0, n),
+        };
+        job.recent = exact;
+        if fits {
+            let longest = view.lens.iter().copied().max().unwrap_or(0);
+            job.recent = exact.max(window).min(longest);
+            return Ok(job);
+        }
+        let strict = view.heads().map(|h| job.count_protected(h)).max().unwrap_or(0);
+        if strict.max(1) > budget {
+            return Err(Error::BudgetTooSmall { protected: strict.max(1), budget });
+        }
+        job.recent = exact.max(window.min(budget.saturating_sub(strict).saturating_sub(1)));
+        Ok(job)
+    }
+
+    /// Entries of a head that can be chosen by score: all before the protected recent ones.
+    pub fn candidates(&self, head: Head) -> usize {
+        head.len.saturating_sub(self.recent as usize)
+    }
+
+    pub fn protected(&self, head: Head, i: usize) -> bool {
+        i < self.policy.protect.sinks as usize
+            || i >= self.candidates(head)
+            || self.view.protected_by_tag(head.start.saturating_add(i))
+    }
+
+    fn count_protected(&self, head: Head) -> u32 {
+        let n = (0..head.len).filter(|&i| self.protected(head, i)).count();
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// Turns scores into selection keys, returning how many candidates had none.
+    fn rank_all(&self, scores: &[f32], keys: &mut [u32]) -> u32 {
+        let mut nan = 0u32;
+        for head in self.view.heads() {
+            for (i, (key, &s)) in head.of_mut(keys).iter_mut().zip(head.of(scores)).enumerate() {
+                let protected = self.protected(head, i);
+                *key = if protected { PROTECTED } else { rank(s, i) };
+                nan = nan.saturating_add(u32::from(s.is_nan() && !protected));
+            }
+        }
+        nan
+    }
+}
+
+fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
+    let o = &view.observation;
+    p.head_budget.check()?;
+    match p.importance {
+        Importance::Attention(a) => {
+            a.pool.check()?;
+            if a.window == 0 {
+                return Err(Error::Config("an observation window needs at least one query"));
+            }
+            if o.n_queries == 0 {
+                return Err(Error::MissingObservation("the last queries"));
+            }
+        }
+        Importance::Given if o.given.is_empty() && view.lens.iter().any(|&len| len > 0) => {
+            return Err(Error::MissingObservation("given scores"));
+        }
+        _ => {}
+    }
+    if p.needs().values && view.values.is_none() {
+        return Err(Error::MissingObservation("values"));
+    }
+    let uses_diversity = !matches!(p.mix, Mix::Importance);
+    if uses_diversity && matches!(p.diversity, Diversity::None) {
+        return Err(Error::Config("the mix weighs a diversity the policy does not have"));
+    }
+    Ok(())
+}
+
+fn keep_all(v: &LayerView<'_>, out: Keep<'_>) {
+    for (head, (count, &len)) in v.heads().zip(out.counts.iter_mut().zip(v.lens)) {
+        *count = len;
+        for (slot, i) in head.of_mut(out.indices).iter_mut().zip(0u32..) {
+            *slot = i;
+        }
+    }
+}
+
+fn at_least(what: &'static str, need: usize, got: usize) -> Result<(), Error> {
+    if got >= need { Ok(()) } else { Err(Error::LengthMismatch { what, need, got }) }
+}

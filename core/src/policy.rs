@@ -1,0 +1,274 @@
+//! A method as a value: six axes, each answering one question about a layer's eviction.
+
+use crate::budget::HeadBudget;
+
+/// How one layer decides what it keeps. A named method is a constant of this type: see [`methods`](crate::methods).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// What mattered.
+    pub importance: Importance,
+    /// What differs.
+    pub diversity: Diversity,
+    /// How the two weigh.
+    pub mix: Mix,
+    /// What is kept whatever its score.
+    pub protect: Protect,
+    /// How many entries each head gets.
+    pub head_budget: HeadBudget,
+    /// What becomes of the rest.
+    pub evicted: Evicted,
+}
+
+/// The importance term of the score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Importance {
+    /// No importance term.
+    None,
+    /// Newer is better: `S_i = i`.
+    Recency,
+    /// A uniform number from a hash of seed, layer, head and index: the control every method must beat.
+    Random {
+        /// Chooses the numbers.
+        seed: u64,
+    },
+    /// Small keys first: `S_i = -||k_i||`.
+    KeyNorm,
+    /// Attention received from the recorded queries.
+    Attention(Attention),
+    /// The host's own scores, from [`Observation::given`](crate::Observation::given).
+    Given,
+}
+
+/// Attention received, averaged over the queries that can see the entry and over the query heads of the group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Queries of the observation window (`w_obs`): the last ones. Fewer are used where fewer were recorded.
+    pub window: u32,
+    /// Smoothing along the sequence.
+    pub pool: Pool,
+    /// What the values contribute.
+    pub value_norm: ValueNorm,
+}
+
+/// Smoothing of attention along the sequence, over the entries before the protected window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// None.
+    None,
+    /// Mean over `width` neighbours (odd).
+    Mean {
+        /// Neighbours, the entry itself included.
+        width: u32,
+        /// What lies beyond the ends.
+        edge: Edge,
+    },
+    /// Maximum over `width` neighbours (odd).
+    Max {
+        /// Neighbours, the entry itself included.
+        width: u32,
+    },
+}
+
+/// What a mean pool assumes beyond the ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// Zeros, always dividing by the width: what PyTorch's `avg_pool1d` does, which lowers the first and last scores.
+    Zero,
+    /// Nothing: divide by the neighbours that exist.
+    Renormalise,
+}
+
+/// What the values contribute to importance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueNorm {
+    /// Nothing.
+    None,
+    /// `||v_i||_2`, min-max scaled and brought to the mean of the attention term, is added to it (MixKV).
+    Add,
+}
+
+/// The diversity term of the score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Diversity {
+    /// No diversity term.
+    None,
+    /// Distance of each key from the middle of its head's keys.
+    Geometry(Geometry),
+}
+
+/// `alpha` times the Euclidean distance to the mean key plus `beta` times the negated cosine with the mean direction
+/// (the mean of the unit keys), each min-max scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the
+/// other metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Geometry {
+    /// Weight of the Euclidean part.
+    pub alpha: f32,
+    /// Weight of the angular part.
+    pub beta: f32,
+}
+
+impl Geometry {
+    /// Both metrics with the given weights.
+    pub const fn new(alpha: f32, beta: f32) -> Self {
+        Self { alpha, beta }
+    }
+}
+
+/// How importance `I` and diversity `D` become one score. In all but [`Mix::Diversity`], `D` is brought to the mean of
+/// the attention term; an importance that is not attention is min-max scaled over the candidates and takes its place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mix {
+    /// `I`.
+    Importance,
+    /// `D`.
+    Diversity,
+    /// `(1 - w) I + w D`.
+    Weight(Depth),
+    /// `(1 - rho) I + rho D`, `rho` being how much the keys of the head repeat each other:
+    /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where
+    /// `rho_c` is the mean cosine over pairs of keys and `rho_e = 1 - mean_i e_i / max_i e_i` for the distances `e_i`
+    /// to the mean key.
+    HeadRedundancy,
+    /// `(attention + value term + D) / 3`: MixKV without head-wise weights.
+    Thirds,
+}
+
+/// A number that may depend on the layer; `x = layer / (n_layers - 1)`, 0 in a model of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Depth {
+    /// The same in every layer.
+    Constant(f32),
+    /// From `first` at the bottom to `last` at the top.
+    Linear {
+        /// Value in the first layer.
+        first: f32,
+        /// Value in the last layer.
+        last: f32,
+    },
+}
+
+impl Depth {
+    /// The value in `layer` of a model with `n_layers`.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn at(self, layer: u32, n_layers: u32) -> f32 {
+        let last_layer = n_layers.saturating_sub(1);
+        let x = if last_layer == 0 { 0.0 } else { layer as f32 / last_layer as f32 };
+        match self {
+            Self::Constant(c) => c,
+            Self::Linear { first, last } => first + (last - first) * x,
+        }
+    }
+}
+
+/// What is kept whatever its score. Protected entries count against the budget. Entries tagged
+/// [`tag::PROTECTED`](crate::tag::PROTECTED) join these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protect {
+    /// The first entries of every head.
+    pub sinks: u32,
+    /// The last entries of every head.
+    pub recent: Recent,
+}
+
+/// How many of the last entries are protected (`w_keep`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recent {
+    /// The method's own window. It shrinks where the budget would leave no entry to be chosen by score;
+    /// [`Report::recent_kept`](crate::Report::recent_kept) says what remained.
+    Window(u32),
+    /// Exactly this many; a budget that cannot hold them is an error.
+    Exact(u32),
+}
+
+impl Recent {
+    /// Entries protected when the budget allows.
+    pub const fn entries(self) -> u32 {
+        match self {
+            Self::Window(n) | Self::Exact(n) => n,
+        }
+    }
+}
+
+/// What becomes of the entries that are not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evicted {
+    /// They are forgotten.
+    Drop,
+}
+
+/// What the runtime has to record for a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// Last queries of every query head.
+    pub window_queries: usize,
+    /// Value rows.
+    pub values: bool,
+}
+
+impl Policy {
+    /// What [`evict_layer`](crate::evict_layer) reads for this policy besides the keys.
+    pub const fn needs(&self) -> Needs {
+        match self.importance {
+            Importance::Attention(a) => {
+                Needs { window_queries: a.window as usize, values: matches!(a.value_norm, ValueNorm::Add) }
+            }
+            _ => Needs { window_queries: 0, values: false },
+        }
+    }
+
+    /// Observes with `w` queries (where the method observes at all) and keeps the last `w` entries, shrinking where
+    /// the budget is smaller: see [`Recent::Window`].
+    #[must_use]
+    pub const fn with_window(mut self, w: u32) -> Self {
+        if let Importance::Attention(mut a) = self.importance {
+            a.window = w;
+            self.importance = Importance::Attention(a);
+        }
+        self.protect.recent = Recent::Window(w);
+        self
+    }
+
+    /// Keeps exactly the last `w` entries, leaving the observation window alone.
+    #[must_use]
+    pub const fn with_keep_recent(mut self, w: u32) -> Self {
+        self.protect.recent = Recent::Exact(w);
+        self
+    }
+
+    /// Keeps the first `n` entries.
+    #[must_use]
+    pub const fn with_sinks(mut self, n: u32) -> Self {
+        self.protect.sinks = n;
+        self
+    }
+
+    /// Sets the weights of the two key metrics; `None` if the method does not use them.
+    #[must_use]
+    pub const fn with_geometry(mut self, alpha: f32, beta: f32) -> Option<Self> {
+        match self.diversity {
+            Diversity::Geometry(mut g) => {
+                g.alpha = alpha;
+                g.beta = beta;
+                self.diversity = Diversity::Geometry(g);
+                Some(self)
+            }
+            Diversity::None => None,
+        }
+    }
+
+    /// Sets how the heads share the layer's budget.
+    #[must_use]
+    pub const fn with_head_budget(mut self, head_budget: HeadBudget) -> Self {
+        self.head_budget = head_budget;
+        self
+    }
+
+    /// Sets the seed of a random policy; others have none and stay as they are.
+    #[must_use]
+    pub const fn with_seed(mut self, seed: u64) -> Self {
+        if let Importance::Random { .. } = self.importance {
+            self.importance = Importance::Random { seed };
+        }
+        self
+    }
+}

@@ -1,0 +1,194 @@
+//! One layer's cache as the scorers see it: borrowed rows, ragged heads.
+
+use half::f16;
+
+use crate::Error;
+use crate::kernels::{self, Dispatch};
+
+/// The head layout of a layer. Query head `q` reads KV head `q / group`; there are `n_kv_heads * group` query heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Elements of a key row, and of a value row.
+    pub head_dim: usize,
+}
+
+/// Key or value rows of all heads, `[rows][head_dim]`, in the format the cache stores them.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Rows<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision. Widening is exact, so scores do not depend on where it happens.
+    F16(&'a [f16]),
+}
+
+/// What attention saw, and what the host knows about the rows. Empty slices mean "not recorded".
+///
+/// Write `Observation { n_queries, queries, ..Default::default() }`: further kinds may be added.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Observation<'a> {
+    /// Queries in `queries`, per query head.
+    pub n_queries: usize,
+    /// The last queries of the prompt as attention used them (after bias, norm and RoPE),
+    /// `[n_heads][n_queries][head_dim]`. Query `t` sits at cache index `len - n_queries + t` of its head.
+    pub queries: &'a [f32],
+    /// The host's own scores for [`Importance::Given`](crate::Importance::Given), `[rows]`; higher is kept.
+    pub given: &'a [f32],
+    /// One byte of flags per row, `[rows]`: see [`tag`].
+    pub tags: &'a [u8],
+}
+
+/// Flags of [`Observation::tags`].
+pub mod tag {
+    /// The entry is always kept (system prompt, image boundary, ...). It counts against the budget.
+    pub const PROTECTED: u8 = 1;
+}
+
+/// One layer's cache, borrowed. Head `h` owns rows `starts[h] .. starts[h] + lens[h]`, oldest first; heads may have
+/// different lengths, may leave gaps between them, and must not overlap.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerView<'a> {
+    /// Head layout.
+    pub shape: LayerShape,
+    /// First row of each head, `[n_kv_heads]`, ascending.
+    pub starts: &'a [u32],
+    /// Rows in use per head, `[n_kv_heads]`.
+    pub lens: &'a [u32],
+    /// Keys as attention sees them (after RoPE), `[rows][head_dim]`.
+    pub keys: Rows<'a>,
+    /// Values, `[rows][head_dim]`; required when [`Needs::values`](crate::Needs::values) is set.
+    pub values: Option<Rows<'a>>,
+    /// What attention recorded.
+    pub observation: Observation<'a>,
+    /// Factor on the dot products before softmax; `1 / sqrt(head_dim)` in most models.
+    pub scale: f32,
+    /// Index of this layer.
+    pub layer: u32,
+    /// Layers of the model.
+    pub n_layers: u32,
+}
+
+/// One head's range of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub index: usize,
+    pub start: usize,
+    pub len: usize,
+}
+
+impl Head {
+    /// This head's part of a `[rows]` slice.
+    pub fn of<'a, T>(&self, x: &'a [T]) -> &'a [T] {
+        x.get(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
+    }
+
+    /// This head's part of a `[rows]` slice.
+    pub fn of_mut<'a, T>(&self, x: &'a mut [T]) -> &'a mut [T] {
+        x.get_mut(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
+    }
+}
+
+impl<'a> LayerView<'a> {
+    /// Checks every length against the shape and returns the number of rows of the layer.
+    pub(crate) fn check(&self) -> Result<usize, Error> {
+        let LayerShape { n_kv_heads, group, head_dim } = self.shape;
+        if n_kv_heads == 0 || group == 0 || head_dim == 0 {
+            return Err(Error::Config("n_kv_heads, group and head_dim must be at least 1"));
+        }
+        let n_heads = n_kv_heads.checked_mul(group).ok_or(Error::Overflow("number of heads"))?;
+        same("starts", n_kv_heads, self.starts.len())?;
+        same("lens", n_kv_heads, self.lens.len())?;
+        let rows = self.keys.rows("keys", head_dim)?;
+        if let Some(values) = &self.values {
+            same("value rows", rows, values.rows("values", head_dim)?)?;
+        }
+        let o = &self.observation;
+        let queries = n_heads.checked_mul(head_dim).and_then(|n| n.checked_mul(o.n_queries));
+        same("queries", queries.ok_or(Error::Overflow("queries"))?, o.queries.len())?;
+        for (what, len) in [("given", o.given.len()), ("tags", o.tags.len())] {
+            if len != 0 {
+                same(what, rows, len)?;
+            }
+        }
+        let mut free = 0u64;
+        for (head, (&start, &len)) in (0u32..).zip(self.starts.iter().zip(self.lens)) {
+            let end = u64::from(start).saturating_add(u64::from(len));
+            if u64::from(start) < free || usize::try_from(end).map_or(true, |end| end > rows) {
+                return Err(Error::HeadRange { head, start, len, rows });
+            }
+            free = end;
+        }
+        Ok(rows)
+    }
+
+    pub(crate) fn heads(&self) -> impl Iterator<Item = Head> + Clone + use<'a> {
+        self.starts.iter().zip(self.lens).enumerate().map(|(index, (&start, &len))| Head {
+            index,
+            start: start as usize,
+            len: len as usize,
+        })
+    }
+
+    /// Query `t` (0 = oldest recorded) of query head `q`.
+    pub(crate) fn query(&self, q: usize, t: usize) -> &'a [f32] {
+        let d = self.shape.head_dim;
+        let at = q.saturating_mul(self.observation.n_queries).saturating_add(t).saturating_mul(d);
+        self.observation.queries.get(at..at.saturating_add(d)).unwrap_or_default()
+    }
+
+    pub(crate) fn protected_by_tag(&self, row: usize) -> bool {
+        self.observation.tags.get(row).is_some_and(|t| t & tag::PROTECTED != 0)
+    }
+}
+
+/// Rows widened at once when the cache is not f32.
+pub(crate) const TILE_ROWS: usize = 16;
+
+impl<'a> Rows<'a> {
+    fn rows(&self, what: &'static str, head_dim: usize) -> Result<usize, Error> {
+        let elements = match self {
+            Self::F32(x) => x.len(),
+            Self::F16(x) => x.len(),
+        };
+        let rows = elements.checked_div(head_dim).unwrap_or(0);
+        same(what, rows.saturating_mul(head_dim), elements)?;
+        Ok(rows)
+    }
+
+    /// Calls `f(i, tile)` with consecutive tiles of a head's first `n` rows as f32, `i` being the index of the
+    /// tile's first row in the head. Other formats are widened into `scratch`, `[TILE_ROWS][head_dim]`.
+    pub(crate) fn for_tiles(
+        &self,
+        d: Dispatch,
+        head_dim: usize,
+        head: Head,
+        n: usize,
+        scratch: &mut [f32],
+        mut f: impl FnMut(usize, &[f32]),
+    ) {
+        let mut i = 0;
+        while i < n {
+            let take = TILE_ROWS.min(n.saturating_sub(i));
+            let from = head.start.saturating_add(i).saturating_mul(head_dim);
+            let range = from..from.saturating_add(take.saturating_mul(head_dim));
+            match self {
+                Self::F32(x) => f(i, x.get(range).unwrap_or_default()),
+                Self::F16(x) => {
+                    let src = x.get(range).unwrap_or_default();
+                    let dst = scratch.get_mut(..src.len()).unwrap_or_default();
+                    kernels::widen_f16(d, src, dst);
+                    f(i, dst);
+                }
+            }
+            i = i.saturating_add(take);
+        }
+    }
+}
+
+fn same(what: &'static str, need: usize, got: usize) -> Result<(), Error> {
+    if need == got { Ok(()) } else { Err(Error::LengthMismatch { what, need, got }) }
+}

@@ -1,0 +1,122 @@
+//! Scratch memory: sizes known beforehand, slices given by the caller.
+
+use crate::shape::TILE_ROWS;
+use crate::{Diversity, Error, Importance, LayerShape, Policy};
+
+/// Elements of the two workspace slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkspaceLen {
+    /// Elements of [`Workspace::f32s`].
+    pub f32s: usize,
+    /// Elements of [`Workspace::u32s`].
+    pub u32s: usize,
+}
+
+/// Scratch for one call, contents irrelevant before and unspecified after.
+#[derive(Debug)]
+pub struct Workspace<'a> {
+    /// At least [`WorkspaceLen::f32s`].
+    pub f32s: &'a mut [f32],
+    /// At least [`WorkspaceLen::u32s`].
+    pub u32s: &'a mut [u32],
+}
+
+/// Queries whose logits are computed in one pass over the keys.
+pub(crate) const QUERY_BLOCK: usize = 4;
+
+impl Policy {
+    /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
+    pub const fn workspace_len(&self, shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
+        match Parts::lens(self, shape, rows) {
+            Some(lens) => Some(WorkspaceLen { f32s: lens.f32s, u32s: rows }),
+            None => None,
+        }
+    }
+}
+
+/// The workspace, divided.
+pub(crate) struct Parts<'a> {
+    /// Final scores, `[rows]`.
+    pub scores: &'a mut [f32],
+    /// Attention received, `[rows]`; empty if the policy has none.
+    pub signal: &'a mut [f32],
+    /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics.
+    pub temp: &'a mut [f32],
+    /// Widened rows, `[TILE_ROWS][head_dim]`.
+    pub tile: &'a mut [f32],
+    /// `[head_dim]` each; empty if the policy has no geometry.
+    pub mean: &'a mut [f32],
+    pub direction: &'a mut [f32],
+    /// Selection keys, `[rows]`.
+    pub keys: &'a mut [u32],
+}
+
+struct Lens {
+    rows: usize,
+    signal: usize,
+    temp: usize,
+    tile: usize,
+    vector: usize,
+    f32s: usize,
+}
+
+impl<'a> Parts<'a> {
+    pub fn carve(p: &Policy, shape: LayerShape, rows: usize, w: Workspace<'a>) -> Result<Self, Error> {
+        let lens = Self::lens(p, shape, rows).ok_or(Error::Overflow("workspace"))?;
+        let short = |what, need, got| Error::WorkspaceTooSmall { what, need, got };
+        let got = w.f32s.len();
+        let mut rest = w.f32s;
+        let mut take = |n: usize| -> Result<&'a mut [f32], Error> {
+            let all = core::mem::take(&mut rest);
+            let (head, tail) = all.split_at_mut_checked(n).ok_or(short("f32s", lens.f32s, got))?;
+            rest = tail;
+            Ok(head)
+        };
+        let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
+        let vectors = (take(lens.vector)?, take(lens.vector)?);
+        let got = w.u32s.len();
+        let keys = w.u32s.get_mut(..rows).ok_or(short("u32s", rows, got))?;
+        Ok(Self {
+            scores: parts.0,
+            signal: parts.1,
+            temp: parts.2,
+            tile: parts.3,
+            mean: vectors.0,
+            direction: vectors.1,
+            keys,
+        })
+    }
+
+    const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
+        let attention = matches!(p.importance, Importance::Attention(_));
+        let geometry = matches!(p.diversity, Diversity::Geometry(_));
+        let temps = if attention {
+            QUERY_BLOCK
+        } else if geometry {
+            2
+        } else {
+            0
+        };
+        let (Some(temp), Some(tile)) = (rows.checked_mul(temps), shape.head_dim.checked_mul(TILE_ROWS)) else {
+            return None;
+        };
+        let signal = if attention { rows } else { 0 };
+        let vector = if geometry { shape.head_dim } else { 0 };
+        let mut f32s = rows;
+        let mut i = 0;
+        let parts = [signal, temp, tile, vector, vector];
+        while i < parts.len() {
+            #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
+            let part = parts[i];
+            f32s = match f32s.checked_add(part) {
+                Some(sum) => sum,
+                None => return None,
+            };
+            #[allow(clippy::arithmetic_side_effects)] // as above
+            {
+                i += 1;
+            }
+        }
+        Some(Lens { rows, signal, temp, tile, vector, f32s })
+    }
+}

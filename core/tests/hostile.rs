@@ -1,0 +1,117 @@
+//! Inputs no healthy model produces: no panic, and a stated result.
+
+mod support;
+
+use ecokv_core::*;
+use support::*;
+
+fn all_policies() -> impl Iterator<Item = Policy> {
+    methods::ALL.iter().flat_map(|m| [m.policy, m.policy.with_head_budget(HeadBudget::Adaptive { floor: 0.2 })])
+}
+
+fn run(p: &Policy, budget: u32, l: &Layer) -> (Kept, Report) {
+    evict_view(Dispatch::detect(), p, budget, &l.view()).unwrap()
+}
+
+#[test]
+fn nothing_to_keep() {
+    let l = Layer::random(&mut Rng(1), &[0, 0], 2, 8, 4, 0.0);
+    for p in all_policies() {
+        assert_eq!(run(&p, 0, &l).0, [[]; 2] as [[u32; 0]; 2]);
+    }
+}
+
+#[test]
+fn one_entry_and_windows_longer_than_the_sequence() {
+    let l = Layer::random(&mut Rng(1), &[1, 3], 2, 8, 4, 0.0);
+    for p in all_policies() {
+        assert_eq!(run(&p, 3, &l).0, [vec![0], vec![0, 1, 2]]);
+        if p.protect.sinks == 0 {
+            let kept = run(&p, 1, &l).0;
+            assert_eq!(kept.iter().map(Vec::len).sum::<usize>(), 2);
+        }
+    }
+}
+
+/// All keys equal: every score ties, and the oldest stay.
+#[test]
+fn ties_everywhere() {
+    let mut l = Layer::random(&mut Rng(1), &[30, 30], 1, 8, 4, 0.0);
+    l.keys.fill(0.5);
+    for name in ["knorm", "keydiff"] {
+        assert_eq!(run(&policy(name), 4, &l).0, [[0, 1, 2, 3], [0, 1, 2, 3]]);
+        let p = policy(name).with_head_budget(HeadBudget::Adaptive { floor: 0.0 });
+        assert_eq!(run(&p, 4, &l).0, [[0, 1, 2, 3], [0, 1, 2, 3]]);
+    }
+}
+
+/// One NaN score loses; nothing but NaN falls back to the newest entries.
+#[test]
+fn nan_scores_rank_last() {
+    let mut l = Layer::random(&mut Rng(1), &[6], 1, 8, 4, 0.0);
+    l.given = vec![f32::NEG_INFINITY, f32::NAN, 2.0, f32::NAN, f32::INFINITY, -1.0];
+    let p = Policy { importance: Importance::Given, ..policy("full") };
+    let (kept, report) = run(&p, 4, &l);
+    assert_eq!((kept, report.nan_scores), (vec![vec![0, 2, 4, 5]], 2));
+    assert_eq!(run(&p, 5, &l).0, [[0, 2, 3, 4, 5]]);
+    l.given.fill(f32::NAN);
+    assert_eq!(run(&p, 2, &l).0, [[4, 5]]);
+    // Negative zero is zero.
+    l.given = vec![-0.0, 0.0, -0.0, 0.0, 0.0, 0.0];
+    assert_eq!(run(&p, 2, &l).0, [[0, 1]]);
+}
+
+#[test]
+fn strange_numbers_do_not_panic() {
+    let strange = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-42, -1e-42, 0.0];
+    let mut rng = Rng(9);
+    for round in 0..200 {
+        let mut l = Layer::random(&mut rng, &[20, 25], 2, 7, 12, 0.0);
+        for x in [&mut l.keys, &mut l.values, &mut l.queries, &mut l.given] {
+            for _ in 0..1 + round % 20 {
+                let at = rng.below(x.len());
+                x[at] = strange[rng.below(strange.len())];
+            }
+        }
+        for p in all_policies() {
+            let (kept, _) = run(&p, 9, &l);
+            assert_eq!(kept.iter().map(Vec::len).sum::<usize>(), 18);
+        }
+    }
+}
+
+#[test]
+fn zero_keys_and_huge_parameters() {
+    let mut l = Layer::random(&mut Rng(1), &[20, 25], 2, 7, 12, 0.0);
+    l.keys.fill(0.0);
+    for p in all_policies() {
+        let (_, report) = run(&p, 9, &l);
+        assert_eq!(report.nan_scores, 0);
+        assert_eq!(run(&p.with_window(u32::MAX), 9, &l).0.len(), 2);
+        assert_eq!(
+            evict_view(Dispatch::detect(), &p.with_sinks(u32::MAX), 9, &l.view()),
+            Err(Error::BudgetTooSmall { protected: 25, budget: 9 })
+        );
+    }
+    let mut out = [0; 3];
+    for budget in [u32::MAX, u32::MAX / 2] {
+        for beta in [1, 2, u32::MAX] {
+            let _ = LayerBudget::Pyramid { beta }.allocate(budget, u32::MAX, u32::MAX, &mut out);
+            let _ = LayerBudget::PyramidReference { beta }.allocate(budget, 0, u32::MAX, &mut out);
+        }
+    }
+}
+
+/// Half-precision rows give the scores of their widened values, bit for bit.
+#[test]
+fn half_rows_are_their_values() {
+    let mut l = Layer::random(&mut Rng(1), &[70, 45], 2, 9, 12, 0.0);
+    let (keys, values) = (halves(&l.keys), halves(&l.values));
+    l.keys = keys.iter().map(|x| x.to_f32()).collect();
+    l.values = values.iter().map(|x| x.to_f32()).collect();
+    for p in all_policies() {
+        let mut v = l.view();
+        (v.keys, v.values) = (Rows::F16(&keys), Some(Rows::F16(&values)));
+        assert_eq!(evict_view(Dispatch::detect(), &p, 20, &v).unwrap(), run(&p, 20, &l));
+    }
+}

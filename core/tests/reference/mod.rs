@@ -1,0 +1,184 @@
+//! Naive, allocating, double-precision versions of the methods, written from their formulas one head at a time.
+//! They share no code with the crate.
+#![allow(dead_code)] // every test file uses another part
+
+use crate::support::Layer;
+
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+pub fn norm(a: &[f64]) -> f64 {
+    dot(a, a).sqrt()
+}
+
+pub fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+pub fn mean(x: &[f64]) -> f64 {
+    x.iter().sum::<f64>() / x.len() as f64
+}
+
+pub fn keys(l: &Layer, h: usize) -> Vec<Vec<f64>> {
+    (0..l.lens[h] as usize).map(|i| wide(l.key(h, i))).collect()
+}
+
+pub fn values(l: &Layer, h: usize) -> Vec<Vec<f64>> {
+    (0..l.lens[h] as usize).map(|i| wide(l.value(h, i))).collect()
+}
+
+/// Softmax rows of the last `w` queries of query head `q`: `[w][n]`, zero where the query cannot see.
+pub fn attention(l: &Layer, q: usize, w: usize) -> Vec<Vec<f64>> {
+    let keys = keys(l, q / l.group);
+    let n = keys.len();
+    let w = w.min(n).min(l.n_queries);
+    (0..w)
+        .map(|t| {
+            let query = wide(l.query(q, l.n_queries - w + t));
+            let seen = n - w + t + 1;
+            let logits: Vec<f64> = keys[..seen].iter().map(|k| dot(&query, k) * f64::from(l.scale)).collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let e: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
+            let z: f64 = e.iter().sum();
+            (0..n).map(|i| e.get(i).map_or(0.0, |e| e / z)).collect()
+        })
+        .collect()
+}
+
+/// Window attention of KV head `h` on its first `m` entries, averaged over the group and over the queries that can
+/// see the entry; then a mean pool of 5 with zeros outside.
+pub fn snapkv(l: &Layer, h: usize, w_obs: usize, m: usize) -> Vec<f64> {
+    let n = l.lens[h] as usize;
+    let w = w_obs.min(n).min(l.n_queries);
+    let mut a = vec![0.0; n];
+    for g in 0..l.group {
+        for row in attention(l, h * l.group + g, w) {
+            a.iter_mut().zip(&row).for_each(|(a, p)| *a += p);
+        }
+    }
+    for (i, a) in a.iter_mut().enumerate() {
+        *a /= (l.group * w.min(n - i)) as f64;
+    }
+    pool5(&a[..m])
+}
+
+pub fn pool5(a: &[f64]) -> Vec<f64> {
+    let at = |i: i64| if i < 0 { 0.0 } else { a.get(i as usize).copied().unwrap_or(0.0) };
+    (0..a.len() as i64).map(|i| (i - 2..=i + 2).map(at).sum::<f64>() / 5.0).collect()
+}
+
+pub fn min_max(x: &[f64]) -> Vec<f64> {
+    let lo = x.iter().copied().fold(f64::INFINITY, f64::min);
+    let hi = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    x.iter().map(|x| (x - lo) / (hi - lo + 1e-8)).collect()
+}
+
+fn to_mean(x: &[f64], level: f64) -> Vec<f64> {
+    let m = mean(x);
+    x.iter().map(|x| x * level / (m + 1e-8)).collect()
+}
+
+/// Key statistics of one head over all its entries.
+pub struct Geometry {
+    pub cosines: Vec<f64>,
+    pub distances: Vec<f64>,
+    pub rho_c: f64,
+    pub rho_e: f64,
+}
+
+pub fn geometry(l: &Layer, h: usize) -> Geometry {
+    let keys = keys(l, h);
+    let n = keys.len() as f64;
+    let center = |rows: &[Vec<f64>]| -> Vec<f64> {
+        (0..l.head_dim).map(|j| rows.iter().map(|r| r[j]).sum::<f64>() / n).collect()
+    };
+    let units: Vec<Vec<f64>> = keys
+        .iter()
+        .map(|k| {
+            let z = norm(k);
+            k.iter().map(|x| if z == 0.0 { 0.0 } else { x / z }).collect()
+        })
+        .collect();
+    let (mu, m) = (center(&keys), center(&units));
+    let cosines = units.iter().map(|u| dot(u, &m) / norm(&m)).collect();
+    let distances: Vec<f64> =
+        keys.iter().map(|k| norm(&k.iter().zip(&mu).map(|(a, b)| a - b).collect::<Vec<_>>())).collect();
+    let furthest = distances.iter().copied().fold(0.0, f64::max);
+    let rho_e = if furthest == 0.0 { 1.0 } else { 1.0 - mean(&distances) / furthest };
+    // The mean cosine over ordered pairs, term by term.
+    let mut pairs = 0.0;
+    for (i, a) in units.iter().enumerate() {
+        for (j, b) in units.iter().enumerate() {
+            if i != j {
+                pairs += dot(a, b);
+            }
+        }
+    }
+    Geometry { cosines, distances, rho_c: (pairs / (n * (n - 1.0))).clamp(0.0, 1.0), rho_e }
+}
+
+/// MixKV with online redundancy: scores of the entries before the last `w_keep`.
+pub fn mixkv(l: &Layer, h: usize, w_obs: usize, w_keep: usize) -> Vec<f64> {
+    let m = l.lens[h] as usize - w_keep;
+    let a = snapkv(l, h, w_obs, m);
+    let importance = with_values(l, h, &a);
+    let g = geometry(l, h);
+    let d = to_mean(&min_max(&g.cosines[..m].iter().map(|c| -c).collect::<Vec<_>>()), mean(&a));
+    (0..m).map(|i| g.rho_c * d[i] + (1.0 - g.rho_c) * importance[i]).collect()
+}
+
+/// ECOKV: both metrics in the diversity and in the redundancy.
+pub fn ecokv(l: &Layer, h: usize, alpha: f64, beta: f64, w_obs: usize, w_keep: usize) -> Vec<f64> {
+    let m = l.lens[h] as usize - w_keep;
+    let a = snapkv(l, h, w_obs, m);
+    let importance = with_values(l, h, &a);
+    let g = geometry(l, h);
+    let c = min_max(&g.cosines[..m].iter().map(|c| 1.0 - c).collect::<Vec<_>>());
+    let e = min_max(&g.distances[..m]);
+    let d: Vec<f64> = c.iter().zip(&e).map(|(c, e)| alpha * e + beta * c).collect();
+    let d = to_mean(&d, mean(&a));
+    let rho = (alpha * g.rho_e + beta * g.rho_c).clamp(0.0, 1.0);
+    (0..m).map(|i| rho * d[i] + (1.0 - rho) * importance[i]).collect()
+}
+
+fn with_values(l: &Layer, h: usize, a: &[f64]) -> Vec<f64> {
+    let norms: Vec<f64> = values(l, h)[..a.len()].iter().map(|v| norm(v)).collect();
+    let v = to_mean(&min_max(&norms), mean(a));
+    a.iter().zip(&v).map(|(a, v)| a + v).collect()
+}
+
+/// The indices of the `k` best, ascending; ties keep the older.
+pub fn top(scores: &[f64], k: usize) -> Vec<u32> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    let mut kept: Vec<u32> = order[..k].iter().map(|&i| i as u32).collect();
+    kept.sort_unstable();
+    kept
+}
+
+/// AdaKV's exact allocation: entries per head, of `heads` score lists whose last `window` entries are protected.
+pub fn adakv(heads: &[Vec<f64>], budget: usize, floor: usize) -> Vec<usize> {
+    // (sure, score, index, head)
+    let mut all = Vec::new();
+    for (h, scores) in heads.iter().enumerate() {
+        let sure = top(scores, floor.min(scores.len()));
+        for (i, &s) in scores.iter().enumerate() {
+            all.push((sure.contains(&(i as u32)), s, i, h));
+        }
+    }
+    all.sort_by(|a, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)).then(a.3.cmp(&b.3)));
+    let mut counts = vec![0; heads.len()];
+    all.iter().take(budget * heads.len()).for_each(|&(_, _, _, h)| counts[h] += 1);
+    counts
+}
+
+/// PyramidKV's line of scored entries per layer, in real numbers.
+pub fn pyramid_line(base: f64, room: f64, beta: f64, layers: usize) -> Vec<f64> {
+    let (mut min, mut max) = (base / beta, 2.0 * base - base / beta);
+    if max >= room {
+        max = room;
+        min = 2.0 * base - max;
+    }
+    (0..layers).map(|l| if layers == 1 { base } else { max - l as f64 * (max - min) / (layers - 1) as f64 }).collect()
+}
