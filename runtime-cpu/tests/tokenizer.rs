@@ -14,7 +14,7 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use vocab_file::{Value, testdata, vocab_file};
+use vocab_file::{Value, testdata, vocab_bytes, vocab_file};
 
 fn main() -> ExitCode {
     let mut trials = Vec::new();
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         }
     }
     trials.push(chat_prompt());
-    let plain: [(&str, fn() -> Result<(), Failed>); 7] = [
+    let plain: [(&str, Test); 9] = [
         ("naive::spm", naive_spm),
         ("naive::bpe", naive_bpe),
         ("long_words_and_texts", long_words_and_texts),
@@ -35,10 +35,14 @@ fn main() -> ExitCode {
         ("begin_token", begin_token),
         ("careless_files", careless_files),
         ("bad_files", bad_files),
+        ("damaged_files", damaged_files),
+        ("utf8_stream", utf8_stream),
     ];
     trials.extend(plain.map(|(name, test)| Trial::test(name, test)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
+
+type Test = fn() -> Result<(), Failed>;
 
 const VOCABULARIES: [(&str, &str); 8] = [
     ("toy-llama", "models/llama/model-f32.gguf"),
@@ -190,10 +194,9 @@ fn naive_spm() -> Result<(), Failed> {
         loop {
             let mut best: Option<(f32, usize)> = None;
             for i in 1..pieces.len() {
-                if let Some(score) = score(&format!("{}{}", pieces[i - 1], pieces[i])) {
-                    if best.is_none_or(|(b, _)| score > b) {
-                        best = Some((score, i));
-                    }
+                let union = score(&format!("{}{}", pieces[i - 1], pieces[i]));
+                if let Some(score) = union.filter(|&score| best.is_none_or(|(b, _)| score > b)) {
+                    best = Some((score, i));
                 }
             }
             let Some((_, i)) = best else { break };
@@ -237,12 +240,17 @@ fn naive_bpe() -> Result<(), Failed> {
 fn random_texts() -> Vec<String> {
     const PARTS: [&str; 16] =
         ["the", "t", "h", "e", " ", "in", "er", "image", "s", "ss", "tt", "x", "é", "\u{1F600}", "  ", "question"];
+    let mut next = random();
+    (0..300).map(|i| (0..1 + i / 4).map(|_| PARTS[next(PARTS.len())]).collect()).collect()
+}
+
+/// Numbers below the argument, the same in every run.
+fn random() -> impl FnMut(usize) -> usize {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut next = move |n: usize| {
+    move |n| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % n
-    };
-    (0..300).map(|i| (0..1 + i / 4).map(|_| PARTS[next(PARTS.len())]).collect()).collect()
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------- the rest
@@ -360,6 +368,79 @@ fn bad_files() -> Result<(), Failed> {
             }
             other => return Err(format!("{wanted_key}, {wanted_text}: {other:?}").into()),
         }
+    }
+    Ok(())
+}
+
+/// Whatever a file says, it is an error or it works: random damage to the header, then encoding, decoding and chat.
+fn damaged_files() -> Result<(), Failed> {
+    let strings = |list: &[&str]| Value::Strs(list.iter().map(|s| s.to_string()).collect());
+    let template = "{% for m in messages %}{{ bos_token + m['content'] | trim }}{% endfor %}";
+    let common = |model: &str| {
+        vec![
+            ("tokenizer.ggml.model", Value::Str(model.into())),
+            ("tokenizer.ggml.tokens", strings(&["<unk>", "<s>", "</s>", "<0x0A>", "\u{2581}", "a", "b", "ab", "[U]"])),
+            ("tokenizer.ggml.token_type", Value::I32s(vec![2, 3, 3, 6, 1, 1, 1, 1, 4])),
+            ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+            ("tokenizer.ggml.eos_token_id", Value::U32(2)),
+            ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+            ("tokenizer.chat_template", Value::Str(template.into())),
+        ]
+    };
+    let mut spm = common("llama");
+    spm.push(("tokenizer.ggml.scores", Value::F32s((0..9u8).map(f32::from).collect())));
+    let mut bpe = common("gpt2");
+    bpe.push(("tokenizer.ggml.pre", Value::Str("llama3".into())));
+    bpe.push(("tokenizer.ggml.merges", strings(&["a b"])));
+    let mut usable = 0;
+    for entries in [spm, bpe] {
+        let bytes = vocab_bytes(&entries);
+        let mut next = random();
+        for _ in 0..500 {
+            let mut damaged = bytes.clone();
+            for _ in 0..1 + next(3) {
+                let at = 24 + next(bytes.len() - 24);
+                damaged[at] = [0, 0xFF, damaged[at] ^ (1 << next(8)), next(256) as u8][next(4)];
+            }
+            let Ok(file) = GgufFile::from_static("damaged", Box::leak(damaged.into_boxed_slice())) else { continue };
+            let Ok(tokenizer) = Tokenizer::from_gguf(&file) else { continue };
+            let mut text = Vec::new();
+            for id in tokenizer.encode("ab a\nb<s>[U] \u{1F600}", true, true) {
+                tokenizer.decode_bytes(id, &mut text);
+            }
+            let template = ChatTemplate::from_gguf(&file, &tokenizer);
+            usable += usize::from(template.is_ok_and(|t| t.render(&[Message::text("user", "a")], true).is_ok()));
+        }
+    }
+    same("some survive", usable > 50, true)
+}
+
+/// However the bytes are cut, the text is that of the standard library's lossy conversion of all of them.
+fn utf8_stream() -> Result<(), Failed> {
+    const PARTS: [&[u8]; 9] = [
+        b"a",
+        "é".as_bytes(),
+        "你".as_bytes(),
+        "\u{1F600}".as_bytes(),
+        b"\xFF",
+        b"\xC3",
+        b"\xE4\xBD",
+        b"\xF0\x9F\x98",
+        b"\x80",
+    ];
+    let mut next = random();
+    for _ in 0..500 {
+        let bytes: Vec<u8> = (0..next(12)).flat_map(|_| PARTS[next(PARTS.len())]).copied().collect();
+        let mut stream = ecokv::tokenizer::Utf8Stream::default();
+        let mut text = String::new();
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(1 + next(rest.len()));
+            text.push_str(stream.push(now));
+            rest = later;
+        }
+        text.push_str(stream.finish());
+        same(&format!("{bytes:?}"), text, String::from_utf8_lossy(&bytes).into_owned())?;
     }
     Ok(())
 }

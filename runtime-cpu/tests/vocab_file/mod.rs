@@ -17,6 +17,11 @@ pub enum Value {
 
 /// A version 3 file without tensors.
 pub fn vocab_file(entries: &[(&str, Value)]) -> GgufFile {
+    GgufFile::from_static("test.gguf", Box::leak(vocab_bytes(entries).into_boxed_slice())).expect("a well-formed file")
+}
+
+/// The bytes of [`vocab_file`].
+pub fn vocab_bytes(entries: &[(&str, Value)]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
     bytes.extend(0u64.to_le_bytes());
@@ -45,7 +50,7 @@ pub fn vocab_file(entries: &[(&str, Value)]) -> GgufFile {
         }
     }
     bytes.resize(bytes.len().next_multiple_of(32), 0);
-    GgufFile::from_static("test.gguf", Box::leak(bytes.into_boxed_slice())).expect("a well-formed file")
+    bytes
 }
 
 /// A file of `testdata/`.
