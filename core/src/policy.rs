@@ -180,6 +180,15 @@ pub enum Recent {
     Exact(u32),
 }
 
+impl Recent {
+    /// Entries protected when the budget allows.
+    pub const fn entries(self) -> u32 {
+        match self {
+            Self::Window(n) | Self::Exact(n) => n,
+        }
+    }
+}
+
 /// What becomes of the entries that are not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {

@@ -1,1 +1,24 @@
 //! CPU runtime of ecokv.
+
+pub mod cache;
+mod engine;
+mod error;
+pub mod gguf;
+pub mod image;
+pub mod kernels;
+pub mod model;
+pub mod ops;
+mod prompt;
+pub mod quant;
+mod sampler;
+mod session;
+pub mod template;
+mod threads;
+pub mod tokenizer;
+
+pub use engine::{Engine, EngineOptions};
+pub use error::Error;
+pub use prompt::Prompt;
+pub use sampler::{Sampler, Sampling, argmax};
+pub use session::{Eviction, Session, SessionOptions, Stats};
+pub use template::MEDIA_MARKER;

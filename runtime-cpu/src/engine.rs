@@ -1,0 +1,88 @@
+//! An opened model: weights, tokenizer, vision tower. Immutable, shared by any number of sessions.
+
+use std::path::Path;
+
+use crate::Error;
+use crate::gguf::GgufFile;
+use crate::model::{Decoder, ModelConfig, VisionTower};
+use crate::ops::{Compute, Precision};
+use crate::template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+
+/// An opened model.
+pub struct Engine {
+    pub(crate) compute: Compute,
+    pub(crate) decoder: Decoder,
+    pub(crate) tokenizer: Tokenizer,
+    /// Base models have none; only a chat prompt minds.
+    pub(crate) template: Result<ChatTemplate, Error>,
+    pub(crate) vision: Option<VisionTower>,
+}
+
+/// How an engine computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineOptions {
+    /// Worker threads; 0 means one per core.
+    pub n_threads: usize,
+    /// Arithmetic of quantised weights.
+    pub precision: Precision,
+}
+
+impl Engine {
+    /// Opens a language model and, for images, its projector file ("mmproj").
+    ///
+    /// # Errors
+    /// [`Error::Io`] or one of the file errors, naming the file, the entry and the numbers.
+    pub fn open(model: &Path, mmproj: Option<&Path>, options: EngineOptions) -> Result<Engine, Error> {
+        let model = GgufFile::open(model)?;
+        let mmproj = mmproj.map(GgufFile::open).transpose()?;
+        Engine::new(&model, mmproj.as_ref(), options)
+    }
+
+    /// From files that are open already.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn new(model: &GgufFile, mmproj: Option<&GgufFile>, options: EngineOptions) -> Result<Engine, Error> {
+        let decoder = Decoder::load(model)?;
+        let tokenizer = Tokenizer::from_gguf(model)?;
+        if tokenizer.n_tokens() > decoder.config().n_vocab {
+            let (tokens, rows) = (tokenizer.n_tokens(), decoder.config().n_vocab);
+            let what = format!("{tokens} tokens but only {rows} embedding rows");
+            return Err(Error::Model { file: model.name().into(), what });
+        }
+        let vision = mmproj.map(|f| VisionTower::load(f, decoder.config().n_embd)).transpose()?;
+        let template = ChatTemplate::from_gguf(model, &tokenizer);
+        let mut compute = Compute::new(options.n_threads)?;
+        compute.precision = options.precision;
+        Ok(Engine { compute, decoder, tokenizer, template, vision })
+    }
+
+    /// Hyper-parameters of the language model.
+    pub fn config(&self) -> &ModelConfig {
+        self.decoder.config()
+    }
+
+    /// The tokenizer of the language model.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template of the language model.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the file has none that works and no built-in one fits.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        self.template.as_ref().map_err(|e| Error::Template { what: e.to_string() })
+    }
+
+    /// The vision tower, if a projector file was opened.
+    pub fn vision(&self) -> Option<&VisionTower> {
+        self.vision.as_ref()
+    }
+
+    /// Threads, instruction set and precision.
+    pub fn compute(&self) -> &Compute {
+        &self.compute
+    }
+}

@@ -1,0 +1,453 @@
+//! 256-bit kernels: avx2, fma, f16c. Same functions in the same order as `scalar.rs`.
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+use half::f16;
+
+use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, generic};
+use crate::quant::{GgmlType, dequantize_row};
+
+/// Tokens that share the loads of a panel.
+const TOKENS: usize = 4;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+    for (i, x) in x.chunks_exact(GROUP).enumerate() {
+        // SAFETY: `x` has 32 values, `q` as many at 32 i, `d` one and `s` two at i (checked by `Dispatch`).
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            let v: [__m256; 4] = std::array::from_fn(|j| _mm256_loadu_ps(x.as_ptr().add(8 * j)));
+            let a = v.map(|v| _mm256_andnot_ps(sign, v));
+            let m = _mm256_max_ps(_mm256_max_ps(a[0], a[1]), _mm256_max_ps(a[2], a[3]));
+            let m = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m));
+            let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+            let max = _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+            d[i] = max / 127.0;
+            let inverse = _mm256_set1_ps(if max > 0.0 { 127.0 / max } else { 0.0 });
+            let n = v.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
+            // Packing works within 128-bit halves: [0a 1a 2a 3a | 0b 1b 2b 3b] in units of four bytes.
+            let packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+            let bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            _mm256_storeu_si256(q.as_mut_ptr().add(GROUP * i).cast(), bytes);
+            let ones = _mm256_set1_epi8(1);
+            let sums = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, bytes), _mm256_set1_epi16(1));
+            let sums = _mm256_hadd_epi32(sums, sums);
+            let sums = _mm256_hadd_epi32(sums, sums);
+            s[2 * i] = d[i] * _mm256_extract_epi32::<0>(sums) as f32;
+            s[2 * i + 1] = d[i] * _mm256_extract_epi32::<4>(sums) as f32;
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe { with_format!(w.ty, F => fx::gemv::<F, false>(w, x, out)) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe { with_format!(w.ty, F => gemm::<F>(w, x, tokens, out)) }
+}
+
+thread_local! {
+    static PANEL: RefCell<Panel> = RefCell::default();
+    static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
+}
+
+#[inline(always)]
+unsafe fn gemm<F: Format>(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    PANEL.with_borrow_mut(|panel| {
+        panel.resize::<F>(w.n_cols);
+        for from in (0..n_rows).step_by(PANEL_ROWS) {
+            let to = (from + PANEL_ROWS).min(n_rows);
+            // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
+            unsafe {
+                fx::pack::<F, false>(w.slice(from, to), panel);
+                let mut t = tokens.start;
+                while t < tokens.end {
+                    let n = (tokens.end - t).min(TOKENS);
+                    let out = &mut out[(t - tokens.start) * n_rows + from..];
+                    if n == TOKENS {
+                        tile::<F, TOKENS>(panel, x, t, out, n_rows, to - from);
+                        t += TOKENS;
+                    } else {
+                        tile::<F, 1>(panel, x, t, out, n_rows, to - from);
+                        t += 1;
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// `out[t][r]` for 16 rows r and `N` tokens from `first`.
+#[inline(always)]
+unsafe fn tile<F: Format, const N: usize>(
+    panel: &Panel,
+    x: &Q8Rows,
+    first: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    n_rows: usize,
+) {
+    let n_groups = x.n_cols / GROUP;
+    let halves = 1 + usize::from(F::HALVES);
+    for side in 0..2 {
+        // SAFETY: panel and activations cover all groups; features by the caller.
+        unsafe {
+            let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
+            let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
+            let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
+            let mut acc = [_mm256_setzero_ps(); N];
+            for group in 0..n_groups {
+                let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 32 * side);
+                for h in 0..halves {
+                    let steps = 8 / halves;
+                    let part =
+                        dots::<F, N>(q.add(64 * steps * h), xq.map(|p| p.add(group * GROUP + 4 * steps * h)), steps);
+                    let at = (group * halves + h) * PANEL_ROWS + 8 * side;
+                    let scale = _mm256_loadu_ps(panel.scale.as_ptr().add(at));
+                    let min = _mm256_loadu_ps(panel.min.as_ptr().add(at));
+                    for t in 0..N {
+                        let d = _mm256_mul_ps(scale, _mm256_set1_ps(*xd[t].add(group)));
+                        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part[t]), d, acc[t]);
+                        if !F::SIGNED {
+                            let s = if F::HALVES {
+                                *xs[t].add(2 * group + h)
+                            } else {
+                                *xs[t].add(2 * group) + *xs[t].add(2 * group + 1)
+                            };
+                            acc[t] = _mm256_fmadd_ps(min, _mm256_set1_ps(s), acc[t]);
+                        }
+                    }
+                }
+            }
+            for (t, v) in acc.into_iter().enumerate() {
+                store(v, &mut out[t * out_stride..], 8 * side, n_rows);
+            }
+        }
+    }
+}
+
+/// Integer dot products of `steps` groups of four columns: `[N]` tokens x 8 rows.
+#[inline(always)]
+unsafe fn dots<F: Format, const N: usize>(q: *const u8, x: [*const i8; N], steps: usize) -> [__m256i; N] {
+    // A maddubs product pair is at most 2 * MAX * 127; this many fit in 16 bits.
+    let chain = match F::MAX {
+        _ if F::SIGNED => 1,
+        0..=15 => 8,
+        16..=31 => 4,
+        32..=63 => 2,
+        _ => 1,
+    };
+    // SAFETY: the caller's contract.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut sum = [_mm256_setzero_si256(); N];
+        let mut c = 0;
+        while c < steps {
+            let mut pairs = [_mm256_setzero_si256(); N];
+            for _ in 0..chain.min(steps) {
+                let w = _mm256_loadu_si256(q.add(64 * c).cast());
+                for t in 0..N {
+                    let v = _mm256_set1_epi32(x[t].add(4 * c).cast::<i32>().read_unaligned());
+                    let p = if F::SIGNED {
+                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w))
+                    } else {
+                        _mm256_maddubs_epi16(w, v)
+                    };
+                    pairs[t] = if chain == 1 { p } else { _mm256_add_epi16(pairs[t], p) };
+                }
+                c += 1;
+            }
+            for t in 0..N {
+                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs[t], ones));
+            }
+        }
+        sum
+    }
+}
+
+/// Writes lanes `at..at + 8` of a row of `n` valid ones.
+#[inline(always)]
+unsafe fn store(v: __m256, out: &mut [f32], at: usize, n: usize) {
+    // SAFETY: features by the caller; the whole store is used only where eight values fit.
+    unsafe {
+        if at + 8 <= n {
+            _mm256_storeu_ps(out[at..at + 8].as_mut_ptr(), v);
+        } else if at < n {
+            let mut lanes = [0.0; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), v);
+            out[at..n].copy_from_slice(&lanes[..n - at]);
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe {
+        match w.ty {
+            GgmlType::F32 => gemm_elem::<F32Elem>(w, x, out),
+            GgmlType::F16 => gemm_elem::<F16Elem>(w, x, out),
+            GgmlType::BF16 => gemm_elem::<Bf16Elem>(w, x, out),
+            _ => FLOATS.with_borrow_mut(|(panel, values)| {
+                let n_rows = w.n_rows();
+                values.resize(w.n_cols * PANEL_ROWS, 0.0);
+                panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+                for from in (0..n_rows).step_by(PANEL_ROWS) {
+                    let n = (n_rows - from).min(PANEL_ROWS);
+                    for (row, v) in w.data[from * w.row_bytes..]
+                        .chunks_exact(w.row_bytes)
+                        .zip(values.chunks_exact_mut(w.n_cols))
+                        .take(n)
+                    {
+                        dequantize_row(w.ty, row, v);
+                    }
+                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, panel);
+                    panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+                }
+            }),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    if x.len() < 3 * w.n_cols {
+        for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
+            // SAFETY: the weights have n_rows rows of n_cols elements.
+            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+        }
+        return;
+    }
+    FLOATS.with_borrow_mut(|(panel, _)| {
+        panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+        for from in (0..n_rows).step_by(PANEL_ROWS) {
+            let n = (n_rows - from).min(PANEL_ROWS);
+            // SAFETY: rows from..from+n are in bounds.
+            unsafe {
+                fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, panel);
+                panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+            }
+        }
+    });
+}
+
+/// One panel against all rows of `x`; `n` of its 16 rows are real.
+#[inline(always)]
+unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
+    let n_tokens = x.len() / k;
+    // SAFETY: the panel holds k rows of 16; outputs in bounds, narrow panels through a buffer.
+    unsafe {
+        if n == PANEL_ROWS {
+            panel_f32(panel, PANEL_ROWS, x, k, k, n_tokens, &mut out[from..], out_stride, false);
+        } else {
+            let mut lanes = [0.0; PANEL_ROWS];
+            for t in 0..n_tokens {
+                panel_f32(panel, PANEL_ROWS, &x[t * k..(t + 1) * k], k, k, 1, &mut lanes, PANEL_ROWS, false);
+                out[t * out_stride + from..][..n].copy_from_slice(&lanes[..n]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
+pub(super) unsafe fn panel_f32(
+    panel: &[f32],
+    panel_stride: usize,
+    x: &[f32],
+    x_stride: usize,
+    k: usize,
+    n: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    add: bool,
+) {
+    let mut t = 0;
+    while t < n {
+        // SAFETY: rows t..t+N of x and out are in bounds (checked by `Dispatch` or the caller in this file).
+        unsafe {
+            let (x, out) = (x.as_ptr().add(t * x_stride), out.as_mut_ptr().add(t * out_stride));
+            if n - t >= 6 {
+                panel_tile::<6>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add);
+                t += 6;
+            } else {
+                panel_tile::<1>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add);
+                t += 1;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn panel_tile<const N: usize>(
+    panel: *const f32,
+    panel_stride: usize,
+    x: *const f32,
+    x_stride: usize,
+    k: usize,
+    out: *mut f32,
+    out_stride: usize,
+    add: bool,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); 2]; N];
+        for i in 0..k {
+            let w = [_mm256_loadu_ps(panel.add(i * panel_stride)), _mm256_loadu_ps(panel.add(i * panel_stride + 8))];
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let v = _mm256_set1_ps(*x.add(t * x_stride + i));
+                acc[0] = _mm256_fmadd_ps(v, w[0], acc[0]);
+                acc[1] = _mm256_fmadd_ps(v, w[1], acc[1]);
+            }
+        }
+        for (t, acc) in acc.into_iter().enumerate() {
+            for (side, mut v) in acc.into_iter().enumerate() {
+                let to = out.add(t * out_stride + 8 * side);
+                if add {
+                    v = _mm256_add_ps(v, _mm256_loadu_ps(to));
+                }
+                _mm256_storeu_ps(to, v);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
+    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
+    unsafe {
+        match k {
+            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
+            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
+        }
+    }
+}
+
+/// Scores of `G` query rows against `len` rows of `E`.
+#[inline(always)]
+unsafe fn dot_group<E: Elem, const G: usize>(
+    q: &[f32],
+    k: *const u8,
+    d: usize,
+    len: usize,
+    scale: f32,
+    scores: &mut [f32],
+) {
+    let whole = d / 8 * 8;
+    for i in 0..len {
+        // SAFETY: row i has d elements, q has G rows of d values (caller).
+        unsafe {
+            let row = k.add(i * d * E::BYTES);
+            let mut acc = [_mm256_setzero_ps(); G];
+            for c in (0..whole).step_by(8) {
+                let v = E::load8(row.add(c * E::BYTES));
+                for (g, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm256_fmadd_ps(v, _mm256_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
+                }
+            }
+            for (g, acc) in acc.into_iter().enumerate() {
+                let mut s = fx::horizontal_sum(acc);
+                for c in whole..d {
+                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
+                }
+                *scores.get_unchecked_mut(g * len + i) = scale * s;
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
+    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
+        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
+        unsafe {
+            match v {
+                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
+                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
+    let mut c = 0;
+    // SAFETY: every row of v has d elements (caller); columns stay below d.
+    unsafe {
+        while c + 64 <= d {
+            let mut acc = [_mm256_setzero_ps(); 8];
+            for (i, &p) in p.iter().enumerate() {
+                let p = _mm256_set1_ps(p);
+                for (j, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm256_fmadd_ps(p, E::load8(v.add((i * d + c + 8 * j) * E::BYTES)), *acc);
+                }
+            }
+            for (j, acc) in acc.into_iter().enumerate() {
+                _mm256_storeu_ps(out.as_mut_ptr().add(c + 8 * j), acc);
+            }
+            c += 64;
+        }
+        while c + 8 <= d {
+            let mut acc = _mm256_setzero_ps();
+            for (i, &p) in p.iter().enumerate() {
+                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
+            }
+            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
+            c += 8;
+        }
+        for c in c..d {
+            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
+    generic::exp_max_sum::<true>(x, floor)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    generic::rms_norm::<true>(x, weight, eps, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    generic::silu_mul::<true>(gate, up);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn sigmoid_gate(x: &mut [f32], a: f32) {
+    generic::sigmoid_gate::<true>(x, a);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn add(y: &mut [f32], x: &[f32]) {
+    generic::add(y, x);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn to_f16(x: &[f32], out: &mut [f16]) {
+    let n = x.len().min(out.len());
+    let whole = n / 8 * 8;
+    for c in (0..whole).step_by(8) {
+        // SAFETY: eight values are in bounds on both sides; f16 is two bytes.
+        unsafe {
+            let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(x.as_ptr().add(c)));
+            _mm_storeu_si128(out.as_mut_ptr().add(c).cast(), half);
+        }
+    }
+    for c in whole..n {
+        out[c] = f16::from_f32(x[c]);
+    }
+}

@@ -1,0 +1,380 @@
+//! 512-bit kernels: avx512 f, bw, vl, dq and vnni. Same functions in the same order as `scalar.rs`; what gains nothing
+//! from wider vectors is the code of `avx2.rs`.
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+use half::f16;
+
+use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, avx2, generic};
+use crate::quant::{GgmlType, dequantize_row};
+
+/// Tokens that share the loads of a panel.
+const TOKENS: usize = 8;
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+    // SAFETY: avx2 is part of this level.
+    unsafe { avx2::quantize_q8(x, q, d, s) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe { with_format!(w.ty, F => fx::gemv::<F, true>(w, x, out)) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe { with_format!(w.ty, F => gemm::<F>(w, x, tokens, out)) }
+}
+
+thread_local! {
+    static PANEL: RefCell<Panel> = RefCell::default();
+    static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
+}
+
+#[inline(always)]
+unsafe fn gemm<F: Format>(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    PANEL.with_borrow_mut(|panel| {
+        panel.resize::<F>(w.n_cols);
+        for from in (0..n_rows).step_by(PANEL_ROWS) {
+            let to = (from + PANEL_ROWS).min(n_rows);
+            // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
+            unsafe {
+                fx::pack::<F, true>(w.slice(from, to), panel);
+                let mut t = tokens.start;
+                while t < tokens.end {
+                    let n = (tokens.end - t).min(TOKENS);
+                    let out = &mut out[(t - tokens.start) * n_rows + from..];
+                    if n == TOKENS {
+                        tile::<F, TOKENS>(panel, x, t, out, n_rows, to - from);
+                        t += TOKENS;
+                    } else {
+                        tile::<F, 1>(panel, x, t, out, n_rows, to - from);
+                        t += 1;
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// `out[t][r]` for 16 rows r and `N` tokens from `first`.
+#[inline(always)]
+unsafe fn tile<F: Format, const N: usize>(
+    panel: &Panel,
+    x: &Q8Rows,
+    first: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    n_rows: usize,
+) {
+    let n_groups = x.n_cols / GROUP;
+    let halves = 1 + usize::from(F::HALVES);
+    // SAFETY: panel and activations cover all groups; features by the caller.
+    unsafe {
+        let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
+        let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
+        let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
+        let mut acc = [_mm512_setzero_ps(); N];
+        for group in 0..n_groups {
+            for h in 0..halves {
+                let steps = 8 / halves;
+                let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 64 * steps * h);
+                let mut part = [_mm512_setzero_si512(); N];
+                for c in 0..steps {
+                    let w = _mm512_loadu_si512(q.add(64 * c).cast());
+                    for t in 0..N {
+                        let v = xq[t].add(group * GROUP + 4 * (steps * h + c)).cast::<i32>().read_unaligned();
+                        part[t] = _mm512_dpbusd_epi32(part[t], w, _mm512_set1_epi32(v));
+                    }
+                }
+                let at = (group * halves + h) * PANEL_ROWS;
+                let scale = _mm512_loadu_ps(panel.scale.as_ptr().add(at));
+                let min = _mm512_loadu_ps(panel.min.as_ptr().add(at));
+                for t in 0..N {
+                    let d = _mm512_mul_ps(scale, _mm512_set1_ps(*xd[t].add(group)));
+                    let s = if F::HALVES {
+                        *xs[t].add(2 * group + h)
+                    } else {
+                        *xs[t].add(2 * group) + *xs[t].add(2 * group + 1)
+                    };
+                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[t]), d, acc[t]);
+                    acc[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(s), acc[t]);
+                }
+            }
+        }
+        for (t, v) in acc.into_iter().enumerate() {
+            let out = &mut out[t * out_stride..t * out_stride + n_rows];
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes(n_rows), v);
+        }
+    }
+}
+
+/// Mask of the first `n` lanes of 16.
+#[inline(always)]
+fn lanes(n: usize) -> __mmask16 {
+    ((1_u32 << n.min(16)) - 1) as __mmask16
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
+    unsafe {
+        match w.ty {
+            GgmlType::F32 => gemm_elem::<F32Elem>(w, x, out),
+            GgmlType::F16 => gemm_elem::<F16Elem>(w, x, out),
+            GgmlType::BF16 => gemm_elem::<Bf16Elem>(w, x, out),
+            _ => FLOATS.with_borrow_mut(|(panel, values)| {
+                let n_rows = w.n_rows();
+                values.resize(w.n_cols * PANEL_ROWS, 0.0);
+                panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+                for from in (0..n_rows).step_by(PANEL_ROWS) {
+                    let n = (n_rows - from).min(PANEL_ROWS);
+                    let rows = w.slice(from, from + n).data.chunks_exact(w.row_bytes);
+                    for (row, v) in rows.zip(values.chunks_exact_mut(w.n_cols)) {
+                        dequantize_row(w.ty, row, v);
+                    }
+                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, panel);
+                    panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+                }
+            }),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    if x.len() < 3 * w.n_cols {
+        for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
+            // SAFETY: the weights have n_rows rows of n_cols elements.
+            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+        }
+        return;
+    }
+    FLOATS.with_borrow_mut(|(panel, _)| {
+        panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+        for from in (0..n_rows).step_by(PANEL_ROWS) {
+            let n = (n_rows - from).min(PANEL_ROWS);
+            // SAFETY: rows from..from+n are in bounds.
+            unsafe {
+                fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, panel);
+                panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+            }
+        }
+    });
+}
+
+/// One panel against all rows of `x`; `n` of its 16 rows are real.
+#[inline(always)]
+unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
+    // SAFETY: the panel holds k rows of 16; lanes beyond n are not written.
+    unsafe { panel_masked(panel, PANEL_ROWS, x, k, k, x.len() / k, &mut out[from..], out_stride, false, lanes(n)) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
+pub(super) unsafe fn panel_f32(
+    panel: &[f32],
+    panel_stride: usize,
+    x: &[f32],
+    x_stride: usize,
+    k: usize,
+    n: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    add: bool,
+) {
+    // SAFETY: shapes are checked by `Dispatch`.
+    unsafe { panel_masked(panel, panel_stride, x, x_stride, k, n, out, out_stride, add, lanes(PANEL_ROWS)) }
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn panel_masked(
+    panel: &[f32],
+    panel_stride: usize,
+    x: &[f32],
+    x_stride: usize,
+    k: usize,
+    n: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    add: bool,
+    mask: __mmask16,
+) {
+    let mut t = 0;
+    while t < n {
+        // SAFETY: rows t..t+N of x and out are in bounds (the caller).
+        unsafe {
+            let (x, out) = (x.as_ptr().add(t * x_stride), out.as_mut_ptr().add(t * out_stride));
+            if n - t >= 12 {
+                panel_tile::<12>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
+                t += 12;
+            } else if n - t >= 4 {
+                panel_tile::<4>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
+                t += 4;
+            } else {
+                panel_tile::<1>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
+                t += 1;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn panel_tile<const N: usize>(
+    panel: *const f32,
+    panel_stride: usize,
+    x: *const f32,
+    x_stride: usize,
+    k: usize,
+    out: *mut f32,
+    out_stride: usize,
+    add: bool,
+    mask: __mmask16,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); N];
+        for i in 0..k {
+            let w = _mm512_loadu_ps(panel.add(i * panel_stride));
+            for (t, acc) in acc.iter_mut().enumerate() {
+                *acc = _mm512_fmadd_ps(_mm512_set1_ps(*x.add(t * x_stride + i)), w, *acc);
+            }
+        }
+        for (t, mut v) in acc.into_iter().enumerate() {
+            let to = out.add(t * out_stride);
+            if add {
+                v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, to));
+            }
+            _mm512_mask_storeu_ps(to, mask, v);
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
+    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
+    unsafe {
+        match k {
+            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
+            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
+        }
+    }
+}
+
+/// Scores of `G` query rows against `len` rows of `E`.
+#[inline(always)]
+unsafe fn dot_group<E: Elem, const G: usize>(
+    q: &[f32],
+    k: *const u8,
+    d: usize,
+    len: usize,
+    scale: f32,
+    scores: &mut [f32],
+) {
+    let whole = d / 16 * 16;
+    for i in 0..len {
+        // SAFETY: row i has d elements, q has G rows of d values (caller).
+        unsafe {
+            let row = k.add(i * d * E::BYTES);
+            let mut acc = [_mm512_setzero_ps(); G];
+            for c in (0..whole).step_by(16) {
+                let v = E::load16(row.add(c * E::BYTES));
+                for (g, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm512_fmadd_ps(v, _mm512_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
+                }
+            }
+            for (g, acc) in acc.into_iter().enumerate() {
+                let mut s = _mm512_reduce_add_ps(acc);
+                for c in whole..d {
+                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
+                }
+                *scores.get_unchecked_mut(g * len + i) = scale * s;
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
+    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
+        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
+        unsafe {
+            match v {
+                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
+                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
+    let mut c = 0;
+    // SAFETY: every row of v has d elements (caller); columns stay below d.
+    unsafe {
+        while c + 64 <= d {
+            let mut acc = [_mm512_setzero_ps(); 4];
+            for (i, &p) in p.iter().enumerate() {
+                let p = _mm512_set1_ps(p);
+                for (j, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm512_fmadd_ps(p, E::load16(v.add((i * d + c + 16 * j) * E::BYTES)), *acc);
+                }
+            }
+            for (j, acc) in acc.into_iter().enumerate() {
+                _mm512_storeu_ps(out.as_mut_ptr().add(c + 16 * j), acc);
+            }
+            c += 64;
+        }
+        while c + 8 <= d {
+            let mut acc = _mm256_setzero_ps();
+            for (i, &p) in p.iter().enumerate() {
+                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
+            }
+            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
+            c += 8;
+        }
+        for c in c..d {
+            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
+    generic::exp_max_sum::<true>(x, floor)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    generic::rms_norm::<true>(x, weight, eps, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    generic::silu_mul::<true>(gate, up);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn sigmoid_gate(x: &mut [f32], a: f32) {
+    generic::sigmoid_gate::<true>(x, a);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn add(y: &mut [f32], x: &[f32]) {
+    generic::add(y, x);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn to_f16(x: &[f32], out: &mut [f16]) {
+    // SAFETY: avx2 is part of this level.
+    unsafe { avx2::to_f16(x, out) }
+}

@@ -1,0 +1,676 @@
+//! Unpacking of block formats with 256-bit vectors, shared by the x86 files, and the kernels that are generic over it.
+//!
+//! Everything here is `inline(always)`: it is compiled inside the `#[target_feature]` functions of `avx2.rs` and
+//! `avx512.rs`, which is also what makes its intrinsics valid to call.
+
+use std::arch::x86_64::*;
+
+use super::scalar::{IQ4_VALUES, k4_scale_min, q3_scale};
+use super::{GROUP, PANEL_ROWS, Q8Row, WeightRows};
+
+/// 32 weights in a vector register, `scale * q + min` with one scale and min per half.
+pub(super) trait Format {
+    const BLOCK_BYTES: usize;
+    /// Groups of 32 per block.
+    const GROUPS: usize;
+    /// `q` holds signed bytes; otherwise unsigned.
+    const SIGNED: bool = false;
+    /// The two halves of a group have scales of their own.
+    const HALVES: bool = false;
+    /// Largest `q` if unsigned: decides how many byte products fit in 16 bits.
+    const MAX: i32 = 255;
+    /// Scales and mins of a block.
+    type Header: Copy;
+
+    /// # Safety
+    /// `block` has `BLOCK_BYTES` bytes; the CPU has avx2 and f16c.
+    unsafe fn header(block: *const u8) -> Self::Header;
+    /// # Safety
+    /// As [`header`](Self::header); `g < GROUPS`.
+    unsafe fn quants(block: *const u8, g: usize) -> __m256i;
+    fn scale(h: &Self::Header, g: usize) -> [f32; 2];
+    fn min(h: &Self::Header, g: usize) -> [f32; 2];
+}
+
+/// Calls `$call::<F>` with the format of a quantised type.
+macro_rules! with_format {
+    ($ty:expr, $f:ident => $body:expr) => {{
+        use crate::kernels::formats_x86 as fx;
+        use crate::quant::GgmlType as T;
+        match $ty {
+            T::Q4_0 => {
+                type $f = fx::Q4_0;
+                $body
+            }
+            T::Q4_1 => {
+                type $f = fx::Q4_1;
+                $body
+            }
+            T::Q5_0 => {
+                type $f = fx::Q5_0;
+                $body
+            }
+            T::Q5_1 => {
+                type $f = fx::Q5_1;
+                $body
+            }
+            T::Q8_0 => {
+                type $f = fx::Q8_0;
+                $body
+            }
+            T::Q2_K => {
+                type $f = fx::Q2K;
+                $body
+            }
+            T::Q3_K => {
+                type $f = fx::Q3K;
+                $body
+            }
+            T::Q4_K => {
+                type $f = fx::Q4K;
+                $body
+            }
+            T::Q5_K => {
+                type $f = fx::Q5K;
+                $body
+            }
+            T::Q6_K => {
+                type $f = fx::Q6K;
+                $body
+            }
+            T::IQ4_NL => {
+                type $f = fx::Iq4Nl;
+                $body
+            }
+            T::IQ4_XS => {
+                type $f = fx::Iq4Xs;
+                $body
+            }
+            T::F32 | T::F16 | T::BF16 => unreachable!("float weights take the float kernels"),
+        }
+    }};
+}
+pub(super) use with_format;
+
+/// Runs `$kernel::<E, G>` over the query rows of a group, up to four at a time.
+macro_rules! in_groups {
+    ($kernel:ident, $elem:ty, $q:expr, $k:expr, $d:expr, $len:expr, $scale:expr, $scores:expr) => {{
+        let k = $k.as_ptr().cast::<u8>();
+        let group = $q.len() / $d;
+        let mut from = 0;
+        while from < group {
+            let (q, scores) = (&$q[from * $d..], &mut $scores[from * $len..]);
+            match group - from {
+                4.. => $kernel::<$elem, 4>(q, k, $d, $len, $scale, scores),
+                3 => $kernel::<$elem, 3>(q, k, $d, $len, $scale, scores),
+                2 => $kernel::<$elem, 2>(q, k, $d, $len, $scale, scores),
+                _ => $kernel::<$elem, 1>(q, k, $d, $len, $scale, scores),
+            }
+            from += (group - from).min(4);
+        }
+    }};
+}
+pub(super) use in_groups;
+
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q5_0;
+pub(super) struct Q5_1;
+pub(super) struct Q8_0;
+pub(super) struct Q2K;
+pub(super) struct Q3K;
+pub(super) struct Q4K;
+pub(super) struct Q5K;
+pub(super) struct Q6K;
+pub(super) struct Iq4Nl;
+pub(super) struct Iq4Xs;
+
+macro_rules! simple_format {
+    ($name:ident, $bytes:expr, $signed:expr, $max:expr, |$d:ident, $b:ident| $min:expr, |$q:ident| $quants:expr) => {
+        impl Format for $name {
+            const BLOCK_BYTES: usize = $bytes;
+            const GROUPS: usize = 1;
+            const SIGNED: bool = $signed;
+            const MAX: i32 = $max;
+            type Header = (f32, f32);
+            #[inline(always)]
+            unsafe fn header($b: *const u8) -> (f32, f32) {
+                // SAFETY: the block is in bounds (contract of `Format`).
+                unsafe {
+                    let $d = f16_at($b);
+                    ($d, $min)
+                }
+            }
+            #[inline(always)]
+            unsafe fn quants($q: *const u8, _g: usize) -> __m256i {
+                // SAFETY: the block is in bounds (contract of `Format`).
+                unsafe { $quants }
+            }
+            #[inline(always)]
+            fn scale(h: &(f32, f32), _g: usize) -> [f32; 2] {
+                [h.0; 2]
+            }
+            #[inline(always)]
+            fn min(h: &(f32, f32), _g: usize) -> [f32; 2] {
+                [h.1; 2]
+            }
+        }
+    };
+}
+
+simple_format!(Q4_0, 18, false, 15, |d, _b| -8.0 * d, |b| nibbles(b.add(2)));
+simple_format!(Q4_1, 20, false, 15, |_d, b| f16_at(b.add(2)), |b| nibbles(b.add(4)));
+simple_format!(Q5_0, 22, false, 31, |d, _b| -16.0 * d, |b| _mm256_or_si256(nibbles(b.add(6)), fifth_bits(b.add(2))));
+simple_format!(Q5_1, 24, false, 31, |_d, b| f16_at(b.add(2)), |b| _mm256_or_si256(
+    nibbles(b.add(8)),
+    fifth_bits(b.add(4))
+));
+simple_format!(Q8_0, 34, true, 127, |_d, _b| 0.0, |b| _mm256_loadu_si256(b.add(2).cast()));
+simple_format!(Iq4Nl, 18, true, 127, |_d, _b| 0.0, |b| iq4(nibbles(b.add(2))));
+
+/// Scales and mins of the sub-blocks of a 256-value block; formats with one scale per 32 use the first eight.
+#[derive(Clone, Copy)]
+pub(super) struct KHeader<const N: usize> {
+    scale: [f32; N],
+    min: [f32; N],
+}
+
+macro_rules! k_format {
+    ($name:ident, $bytes:expr, $signed:expr, $n:expr, $max:expr, |$b:ident| $header:expr, |$q:ident, $g:ident| $quants:expr) => {
+        impl Format for $name {
+            const BLOCK_BYTES: usize = $bytes;
+            const GROUPS: usize = 8;
+            const SIGNED: bool = $signed;
+            const HALVES: bool = $n == 16;
+            const MAX: i32 = $max;
+            type Header = KHeader<$n>;
+            #[inline(always)]
+            unsafe fn header(block: *const u8) -> KHeader<$n> {
+                // SAFETY: the block is in bounds (contract of `Format`).
+                unsafe {
+                    let $b = std::slice::from_raw_parts(block, $bytes);
+                    $header
+                }
+            }
+            #[inline(always)]
+            unsafe fn quants($q: *const u8, $g: usize) -> __m256i {
+                // SAFETY: the block is in bounds (contract of `Format`).
+                unsafe { $quants }
+            }
+            #[inline(always)]
+            fn scale(h: &KHeader<$n>, g: usize) -> [f32; 2] {
+                if $n == 16 { [h.scale[2 * g], h.scale[2 * g + 1]] } else { [h.scale[g]; 2] }
+            }
+            #[inline(always)]
+            fn min(h: &KHeader<$n>, g: usize) -> [f32; 2] {
+                if $n == 16 { [h.min[2 * g], h.min[2 * g + 1]] } else { [h.min[g]; 2] }
+            }
+        }
+    };
+}
+
+k_format!(
+    Q2K,
+    84,
+    false,
+    16,
+    3,
+    |b| {
+        let (d, m) = (f16_at(b.as_ptr().add(80)), f16_at(b.as_ptr().add(82)));
+        KHeader {
+            scale: std::array::from_fn(|i| d * f32::from(b[i] & 15)),
+            min: std::array::from_fn(|i| -m * f32::from(b[i] >> 4)),
+        }
+    },
+    |b, g| two_bits(b.add(16), g)
+);
+k_format!(
+    Q3K,
+    110,
+    false,
+    16,
+    7,
+    |b| {
+        let d = f16_at(b.as_ptr().add(108));
+        let scale: [f32; 16] = std::array::from_fn(|i| d * f32::from(q3_scale(&b[96..108], i)));
+        KHeader { scale, min: scale.map(|s| -4.0 * s) }
+    },
+    |b, g| {
+        // A set mask bit adds 4; it moves from bit g to bit 2.
+        let bits = _mm256_srl_epi16(_mm256_loadu_si256(b.cast()), _mm_cvtsi32_si128(g as i32));
+        let high = _mm256_slli_epi16::<2>(_mm256_and_si256(bits, _mm256_set1_epi8(1)));
+        _mm256_or_si256(two_bits(b.add(32), g), high)
+    }
+);
+k_format!(Q4K, 144, false, 8, 15, |b| k4_header(b), |b, g| nibble_plane(b.add(16 + 32 * (g / 2)), g % 2));
+k_format!(Q5K, 176, false, 8, 31, |b| k4_header(b), |b, g| {
+    let bits = _mm256_srl_epi16(_mm256_loadu_si256(b.add(16).cast()), _mm_cvtsi32_si128(g as i32));
+    let high = _mm256_slli_epi16::<4>(_mm256_and_si256(bits, _mm256_set1_epi8(1)));
+    _mm256_or_si256(nibble_plane(b.add(48 + 32 * (g / 2)), g % 2), high)
+});
+k_format!(
+    Q6K,
+    210,
+    false,
+    16,
+    63,
+    |b| {
+        let d = f16_at(b.as_ptr().add(208));
+        let scale: [f32; 16] = std::array::from_fn(|i| d * f32::from(b[192 + i] as i8));
+        KHeader { scale, min: scale.map(|s| -32.0 * s) }
+    },
+    |b, g| {
+        let (h, s) = (g / 4, g % 4);
+        let low = nibble_plane(b.add(64 * h + 32 * (s % 2)), s / 2);
+        let bits = _mm256_loadu_si256(b.add(128 + 32 * h).cast());
+        let bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(2 * s as i32));
+        let high = _mm256_slli_epi16::<4>(_mm256_and_si256(bits, _mm256_set1_epi8(3)));
+        _mm256_or_si256(low, high)
+    }
+);
+k_format!(
+    Iq4Xs,
+    136,
+    true,
+    8,
+    127,
+    |b| {
+        let d = f16_at(b.as_ptr());
+        let high = u16::from_le_bytes([b[2], b[3]]);
+        let scale = |g: usize| {
+            let low = (b[4 + g / 2] >> (4 * (g % 2))) & 15;
+            d * f32::from(i16::from(low) + (((high >> (2 * g)) & 3) << 4) as i16 - 32)
+        };
+        KHeader { scale: std::array::from_fn(scale), min: [0.0; 8] }
+    },
+    |b, g| iq4(nibbles(b.add(8 + 16 * g)))
+);
+
+#[inline(always)]
+unsafe fn k4_header(b: &[u8]) -> KHeader<8> {
+    // SAFETY: the caller's block has at least 16 bytes.
+    let (d, m) = unsafe { (f16_at(b.as_ptr()), f16_at(b.as_ptr().add(2))) };
+    let parts: [(f32, f32); 8] = std::array::from_fn(|g| k4_scale_min(&b[4..16], g));
+    KHeader { scale: parts.map(|p| d * p.0), min: parts.map(|p| -m * p.1) }
+}
+
+#[inline(always)]
+unsafe fn f16_at(p: *const u8) -> f32 {
+    // SAFETY: two bytes are in bounds and the CPU has f16c (contract of `Format`).
+    unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(p.cast::<u16>().read_unaligned())))) }
+}
+
+/// Low nibbles of 16 bytes, then their high nibbles.
+#[inline(always)]
+unsafe fn nibbles(p: *const u8) -> __m256i {
+    // SAFETY: 16 bytes are in bounds (contract of `Format`).
+    unsafe {
+        let b = _mm_loadu_si128(p.cast());
+        let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(b), _mm_srli_epi16::<4>(b));
+        _mm256_and_si256(both, _mm256_set1_epi8(15))
+    }
+}
+
+/// Low (0) or high (1) nibbles of 32 bytes.
+#[inline(always)]
+unsafe fn nibble_plane(p: *const u8, high: usize) -> __m256i {
+    // SAFETY: 32 bytes are in bounds (contract of `Format`).
+    unsafe {
+        let b = _mm256_srl_epi16(_mm256_loadu_si256(p.cast()), _mm_cvtsi32_si128(4 * high as i32));
+        _mm256_and_si256(b, _mm256_set1_epi8(15))
+    }
+}
+
+/// Two-bit plane `g` of 64 bytes.
+#[inline(always)]
+unsafe fn two_bits(p: *const u8, g: usize) -> __m256i {
+    // SAFETY: 64 bytes are in bounds (contract of `Format`).
+    unsafe {
+        let b = _mm256_loadu_si256(p.add(32 * (g / 4)).cast());
+        let b = _mm256_srl_epi16(b, _mm_cvtsi32_si128(2 * (g % 4) as i32));
+        _mm256_and_si256(b, _mm256_set1_epi8(3))
+    }
+}
+
+/// Bit j of four bytes becomes 16 in byte j.
+#[inline(always)]
+unsafe fn fifth_bits(p: *const u8) -> __m256i {
+    // SAFETY: four bytes are in bounds (contract of `Format`).
+    unsafe {
+        let all = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+        let spread = _mm256_shuffle_epi8(
+            all,
+            _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303),
+        );
+        let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+        _mm256_and_si256(set, _mm256_set1_epi8(16))
+    }
+}
+
+#[inline(always)]
+unsafe fn iq4(nibbles: __m256i) -> __m256i {
+    // SAFETY: the table has 16 bytes.
+    unsafe {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(IQ4_VALUES.as_ptr().cast()));
+        _mm256_shuffle_epi8(table, nibbles)
+    }
+}
+
+/// Dot products of quantised rows with one vector. `VNNI` needs avx512vnni + avx512vl.
+///
+/// # Safety
+/// The CPU has avx2, fma and f16c (and the VNNI set if `VNNI`); `w` and `x` have the shapes of `Dispatch::gemv_q8`.
+#[inline(always)]
+pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+    for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
+        // SAFETY: a row is a whole number of blocks; `x` has as many values as the row (checked by `Dispatch`).
+        unsafe {
+            let mut acc = _mm256_setzero_ps();
+            let mut mins = 0.0_f32;
+            let (mut i, mut block) = (0, row.as_ptr());
+            let end = block.add(row.len());
+            while block < end {
+                let header = F::header(block);
+                for g in 0..F::GROUPS {
+                    let q = F::quants(block, g);
+                    let xq = _mm256_loadu_si256(x.q.as_ptr().add(GROUP * i).cast());
+                    let part = dot_bytes::<F, VNNI>(q, xq);
+                    let d = *x.d.get_unchecked(i);
+                    let (s, m) = (F::scale(&header, g), F::min(&header, g));
+                    let (s0, s1) = (*x.s.get_unchecked(2 * i), *x.s.get_unchecked(2 * i + 1));
+                    let scale = if F::HALVES {
+                        _mm256_set_m128(_mm_set1_ps(s[1] * d), _mm_set1_ps(s[0] * d))
+                    } else {
+                        _mm256_set1_ps(s[0] * d)
+                    };
+                    acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part), scale, acc);
+                    if F::HALVES {
+                        mins = s0.mul_add(m[0], s1.mul_add(m[1], mins));
+                    } else if F::SIGNED && VNNI {
+                        mins = (s0 + s1).mul_add(-128.0 * s[0], mins);
+                    } else if !F::SIGNED {
+                        mins = (s0 + s1).mul_add(m[0], mins);
+                    }
+                    i += 1;
+                }
+                block = block.add(F::BLOCK_BYTES);
+            }
+            *o = horizontal_sum(acc) + mins;
+        }
+    }
+}
+
+/// Sums of products of four neighbouring bytes: `[8]` i32. Signed weights count 128 more each under `VNNI`.
+#[inline(always)]
+unsafe fn dot_bytes<F: Format, const VNNI: bool>(q: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller's contract on CPU features.
+    unsafe {
+        if VNNI {
+            let q = if F::SIGNED { _mm256_xor_si256(q, _mm256_set1_epi8(-128)) } else { q };
+            _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, x)
+        } else {
+            let pairs = if F::SIGNED {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+            } else {
+                _mm256_maddubs_epi16(q, x)
+            };
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn horizontal_sum(v: __m256) -> f32 {
+    // SAFETY: the caller's contract on CPU features.
+    unsafe {
+        let q = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+        _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)))
+    }
+}
+
+/// 16 weight rows unpacked and interleaved for the matrix kernels.
+#[derive(Default)]
+pub(super) struct Panel {
+    /// `[n_cols / 32][8][16][4]`: eight steps of four columns, each with the bytes of 16 rows.
+    pub q: Vec<u8>,
+    /// `[n_cols / 32][16]`, or `[n_cols / 16][16]` for formats with halves.
+    pub scale: Vec<f32>,
+    /// As `scale`.
+    pub min: Vec<f32>,
+}
+
+impl Panel {
+    pub fn resize<F: Format>(&mut self, n_cols: usize) {
+        self.q.resize(n_cols * PANEL_ROWS, 0);
+        let n = n_cols / GROUP * (1 + usize::from(F::HALVES)) * PANEL_ROWS;
+        self.scale.resize(n, 0.0);
+        self.min.resize(n, 0.0);
+    }
+}
+
+/// Unpacks up to 16 rows; missing rows count as zeros. With `BIAS`, signed bytes become unsigned by adding 128.
+///
+/// # Safety
+/// The CPU has avx2 and f16c; `panel` was resized for these columns.
+#[inline(always)]
+pub(super) unsafe fn pack<F: Format, const BIAS: bool>(w: WeightRows<'_>, panel: &mut Panel) {
+    let n_rows = w.n_rows().min(PANEL_ROWS);
+    let n_blocks = w.n_cols / (F::GROUPS * GROUP);
+    let halves = 1 + usize::from(F::HALVES);
+    if n_rows < PANEL_ROWS {
+        panel.scale.fill(0.0);
+        panel.min.fill(0.0);
+    }
+    for half in 0..2 {
+        let rows = n_rows.saturating_sub(8 * half).min(8);
+        if rows == 0 {
+            break;
+        }
+        for b in 0..n_blocks {
+            // SAFETY: rows and blocks are in bounds; the panel has room for every column group (both checked above).
+            unsafe {
+                let mut blocks = [std::ptr::null(); 8];
+                let mut headers = [std::mem::MaybeUninit::<F::Header>::uninit(); 8];
+                for r in 0..8 {
+                    let row = 8 * half + r.min(rows - 1); // a missing row repeats the last one; its scale stays zero
+                    blocks[r] = w.data.as_ptr().add(row * w.row_bytes + b * F::BLOCK_BYTES);
+                    headers[r].write(F::header(blocks[r]));
+                }
+                for g in 0..F::GROUPS {
+                    let group = b * F::GROUPS + g;
+                    for r in 0..rows {
+                        let h = headers[r].assume_init_ref();
+                        let (s, m) = (F::scale(h, g), F::min(h, g));
+                        for i in 0..halves {
+                            let at = (group * halves + i) * PANEL_ROWS + 8 * half + r;
+                            *panel.scale.get_unchecked_mut(at) = s[i];
+                            *panel.min.get_unchecked_mut(at) =
+                                if F::SIGNED && BIAS { m[i] - 128.0 * s[i] } else { m[i] };
+                        }
+                    }
+                    let mut q = [_mm256_setzero_si256(); 8];
+                    for (q, &block) in q.iter_mut().zip(&blocks) {
+                        *q = F::quants(block, g);
+                        if F::SIGNED && BIAS {
+                            *q = _mm256_xor_si256(*q, _mm256_set1_epi8(-128));
+                        }
+                    }
+                    let columns = transpose_8x8(q);
+                    let to = panel.q.as_mut_ptr().add(group * GROUP * PANEL_ROWS + 32 * half);
+                    for (c, v) in columns.iter().enumerate() {
+                        _mm256_storeu_si256(to.add(c * 64).cast(), *v);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Transposes an 8x8 matrix of 32-bit values.
+#[inline(always)]
+unsafe fn transpose_8x8(r: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: the caller's contract on CPU features.
+    unsafe {
+        let lo = |a, b| _mm256_unpacklo_epi32(a, b);
+        let hi = |a, b| _mm256_unpackhi_epi32(a, b);
+        let t = [
+            lo(r[0], r[1]),
+            hi(r[0], r[1]),
+            lo(r[2], r[3]),
+            hi(r[2], r[3]),
+            lo(r[4], r[5]),
+            hi(r[4], r[5]),
+            lo(r[6], r[7]),
+            hi(r[6], r[7]),
+        ];
+        let lo = |a, b| _mm256_unpacklo_epi64(a, b);
+        let hi = |a, b| _mm256_unpackhi_epi64(a, b);
+        let u = [
+            lo(t[0], t[2]),
+            hi(t[0], t[2]),
+            lo(t[1], t[3]),
+            hi(t[1], t[3]),
+            lo(t[4], t[6]),
+            hi(t[4], t[6]),
+            lo(t[5], t[7]),
+            hi(t[5], t[7]),
+        ];
+        let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
+        let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
+        [
+            low(u[0], u[4]),
+            low(u[1], u[5]),
+            low(u[2], u[6]),
+            low(u[3], u[7]),
+            high(u[0], u[4]),
+            high(u[1], u[5]),
+            high(u[2], u[6]),
+            high(u[3], u[7]),
+        ]
+    }
+}
+
+/// A float element type in memory.
+pub(super) trait Elem {
+    const BYTES: usize;
+    /// # Safety
+    /// Eight elements are readable at `p`; the CPU has avx2 and f16c.
+    unsafe fn load8(p: *const u8) -> __m256;
+    /// # Safety
+    /// Sixteen elements are readable at `p`; the CPU has avx512f.
+    unsafe fn load16(p: *const u8) -> __m512;
+    /// # Safety
+    /// One element is readable at `p`; the CPU has f16c.
+    unsafe fn load1(p: *const u8) -> f32;
+}
+
+pub(super) struct F32Elem;
+pub(super) struct F16Elem;
+pub(super) struct Bf16Elem;
+
+impl Elem for F32Elem {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> __m256 {
+        // SAFETY: the caller's contract.
+        unsafe { _mm256_loadu_ps(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load16(p: *const u8) -> __m512 {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_loadu_ps(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load1(p: *const u8) -> f32 {
+        // SAFETY: the caller's contract.
+        unsafe { p.cast::<f32>().read_unaligned() }
+    }
+}
+
+impl Elem for F16Elem {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> __m256 {
+        // SAFETY: the caller's contract.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load16(p: *const u8) -> __m512 {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load1(p: *const u8) -> f32 {
+        // SAFETY: the caller's contract.
+        unsafe { f16_at(p) }
+    }
+}
+
+impl Elem for Bf16Elem {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> __m256 {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load16(p: *const u8) -> __m512 {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load1(p: *const u8) -> f32 {
+        // SAFETY: the caller's contract.
+        unsafe { f32::from_bits(u32::from(p.cast::<u16>().read_unaligned()) << 16) }
+    }
+}
+
+/// Up to 16 float rows, transposed into `panel` `[n_cols][16]`; missing rows are zeros.
+///
+/// # Safety
+/// The CPU has avx2 and f16c; `rows` points to `n_rows` rows of `row_bytes` bytes; `panel` has `16 * n_cols` values.
+#[inline(always)]
+pub(super) unsafe fn pack_f32<E: Elem>(
+    rows: *const u8,
+    row_bytes: usize,
+    n_rows: usize,
+    n_cols: usize,
+    panel: &mut [f32],
+) {
+    if n_rows < PANEL_ROWS {
+        panel.fill(0.0);
+    }
+    for half in 0..2 {
+        let here = n_rows.saturating_sub(8 * half).min(8);
+        if here == 0 {
+            break;
+        }
+        // SAFETY: the caller's contract; a missing row repeats the last one here and is cleared below.
+        unsafe {
+            let row = |r: usize| rows.add((8 * half + r.min(here - 1)) * row_bytes);
+            let whole = n_cols / 8 * 8;
+            for c in (0..whole).step_by(8) {
+                let mut q = [_mm256_setzero_si256(); 8];
+                for (r, q) in q.iter_mut().enumerate().take(here) {
+                    *q = _mm256_castps_si256(E::load8(row(r).add(c * E::BYTES)));
+                }
+                for (i, v) in transpose_8x8(q).into_iter().enumerate() {
+                    _mm256_storeu_si256(panel.as_mut_ptr().add((c + i) * PANEL_ROWS + 8 * half).cast(), v);
+                }
+            }
+            for c in whole..n_cols {
+                for r in 0..here {
+                    panel[c * PANEL_ROWS + 8 * half + r] = E::load1(row(r).add(c * E::BYTES));
+                }
+            }
+        }
+    }
+}

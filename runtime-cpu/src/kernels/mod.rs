@@ -1,0 +1,301 @@
+//! SIMD kernels of the runtime, one file per instruction set, chosen at run time by [`Dispatch`].
+//!
+//! `scalar.rs` is the reference for every kernel. The vector files keep its integer arithmetic exactly (quantised
+//! dot products are sums of exact 32-bit integers per block) and may differ from it in float rounding only, because
+//! they use FMA and sum in another order.
+//!
+//! The quantised path follows one scheme for all formats: a group of 32 weights is `scale * q + min` with 8-bit `q`
+//! (two scales and mins where the format has sub-blocks of 16), activations are 8 bits per value with one float scale
+//! per 32. Matrix-vector products read the weights where they lie in the file; matrix products first unpack a *panel*
+//! of 16 rows, interleaved so that a vector lane holds one row, and use it for many tokens.
+
+mod generic;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod formats_x86;
+
+use half::f16;
+
+use crate::quant::GgmlType;
+
+/// Rows of a panel: one vector lane each at the widest level.
+pub(crate) const PANEL_ROWS: usize = 16;
+
+/// Values that share one activation scale.
+pub(crate) const GROUP: usize = 32;
+
+/// The instruction set that the kernels use. A value exists only if this CPU has the set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatch(Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+/// One activation vector, quantised: `x[i] = d[i / 32] * q[i]`.
+#[derive(Clone, Copy)]
+pub struct Q8Row<'a> {
+    /// `[n_cols]`
+    pub q: &'a [i8],
+    /// `[n_cols / 32]`
+    pub d: &'a [f32],
+    /// `[n_cols / 16]` `d` times the sum of 16 values of `q`.
+    pub s: &'a [f32],
+}
+
+/// Activation vectors, quantised, stored one after the other: `[n][n_cols]`.
+#[derive(Clone, Debug, Default)]
+pub struct Q8Rows {
+    n_cols: usize,
+    q: Vec<i8>,
+    d: Vec<f32>,
+    s: Vec<f32>,
+}
+
+/// Borrowed weight rows of one type, as they lie in the file.
+#[derive(Clone, Copy)]
+pub struct WeightRows<'a> {
+    /// Format of the blocks.
+    pub ty: GgmlType,
+    /// `[n_rows][row_bytes]`
+    pub data: &'a [u8],
+    /// Bytes of one row.
+    pub row_bytes: usize,
+    /// Values of one row.
+    pub n_cols: usize,
+}
+
+/// Rows of one head of the key or value cache: `[len][head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub enum KvRows<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+}
+
+impl Q8Rows {
+    /// Quantised vectors for `n` rows of `n_cols` values; `n_cols` is a multiple of 32. Reuses its memory.
+    pub fn resize(&mut self, n: usize, n_cols: usize) {
+        self.n_cols = n_cols;
+        self.q.resize(n * n_cols, 0);
+        self.d.resize(n * n_cols / GROUP, 0.0);
+        self.s.resize(n * n_cols / (GROUP / 2), 0.0);
+    }
+
+    /// Quantises row `i` from `x` `[n_cols]`.
+    pub fn set(&mut self, dispatch: Dispatch, i: usize, x: &[f32]) {
+        let n = self.n_cols;
+        let (g, h) = (n / GROUP, n / (GROUP / 2));
+        dispatch.quantize_q8(
+            x,
+            &mut self.q[i * n..(i + 1) * n],
+            &mut self.d[i * g..(i + 1) * g],
+            &mut self.s[i * h..(i + 1) * h],
+        );
+    }
+
+    /// Splits into mutable parts `(q, d, s)` of `rows` vectors each, for filling in parallel.
+    pub(crate) fn parts_mut(&mut self) -> (&mut [i8], &mut [f32], &mut [f32]) {
+        (&mut self.q, &mut self.d, &mut self.s)
+    }
+
+    /// Row `i`.
+    pub fn row(&self, i: usize) -> Q8Row<'_> {
+        let n = self.n_cols;
+        let (g, h) = (n / GROUP, n / (GROUP / 2));
+        Q8Row { q: &self.q[i * n..(i + 1) * n], d: &self.d[i * g..(i + 1) * g], s: &self.s[i * h..(i + 1) * h] }
+    }
+}
+
+impl<'a> WeightRows<'a> {
+    fn n_rows(&self) -> usize {
+        self.data.len().checked_div(self.row_bytes).unwrap_or(0)
+    }
+
+    /// Rows `from..to`.
+    pub fn slice(&self, from: usize, to: usize) -> WeightRows<'a> {
+        WeightRows { data: &self.data[from * self.row_bytes..to * self.row_bytes], ..*self }
+    }
+}
+
+impl KvRows<'_> {
+    /// Rows `from..to` of `head_dim` values each.
+    pub fn slice(&self, from: usize, to: usize, head_dim: usize) -> Self {
+        match self {
+            KvRows::F32(r) => KvRows::F32(&r[from * head_dim..to * head_dim]),
+            KvRows::F16(r) => KvRows::F16(&r[from * head_dim..to * head_dim]),
+        }
+    }
+}
+
+/// Calls the function of the level's file. The vector functions are `#[target_feature]`, hence the unsafe block.
+macro_rules! dispatch {
+    ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
+        match $self.0 {
+            Level::Scalar => scalar::$name($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds this level only if detection found avx2, fma and f16c.
+            Level::Avx2 => unsafe { avx2::$name($($arg),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
+            Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+        }
+    };
+}
+
+impl Dispatch {
+    /// The best level of this CPU.
+    pub fn detect() -> Dispatch {
+        *Self::available().last().unwrap_or(&Dispatch(Level::Scalar))
+    }
+
+    /// The reference level: plain Rust.
+    pub const fn scalar() -> Dispatch {
+        Dispatch(Level::Scalar)
+    }
+
+    /// All levels of this CPU, slowest first.
+    pub fn available() -> Vec<Dispatch> {
+        let mut levels = vec![Dispatch(Level::Scalar)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                levels.push(Dispatch(Level::Avx2));
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+                {
+                    levels.push(Dispatch(Level::Avx512));
+                }
+            }
+        }
+        levels
+    }
+
+    /// The level called `name`, if this CPU has it.
+    pub fn by_name(name: &str) -> Option<Dispatch> {
+        Self::available().into_iter().find(|d| d.name() == name)
+    }
+
+    /// `scalar`, `avx2` or `avx512`.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            Level::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+
+    /// Quantises `x` `[n]` to 8 bits, one scale per 32 values: `d = max|x| / 127`, `q` = nearest integer, `s` = `d`
+    /// times the sum of each 16 of `q`.
+    pub fn quantize_q8(self, x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+        debug_assert!(x.len().is_multiple_of(GROUP) && q.len() == x.len() && d.len() * GROUP == x.len());
+        dispatch!(self, quantize_q8(x, q, d, s))
+    }
+
+    /// `out[r] = w[r] . x` for quantised rows; `out.len()` rows.
+    pub fn gemv_q8(self, w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+        assert!(w.data.len() >= out.len() * w.row_bytes && x.q.len() == w.n_cols, "gemv_q8 shapes");
+        dispatch!(self, gemv_q8(w, x, out))
+    }
+
+    /// `out[t][r] = w[r] . x[t]` for the vectors `tokens` of `x`; `out` is `[tokens][n_rows]`.
+    pub fn gemm_q8(self, w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+        assert!(out.len() == tokens.len() * w.n_rows() && x.n_cols == w.n_cols, "gemm_q8 shapes");
+        dispatch!(self, gemm_q8(w, x, tokens, out))
+    }
+
+    /// `out[t][r] = w[r] . x[t]` in float arithmetic; weights of any type are converted to f32 first.
+    /// `x` is `[n][n_cols]`, `out` `[n][n_rows]`.
+    pub fn gemm_f32(self, w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+        assert!(x.len() * w.n_rows() == out.len() * w.n_cols, "gemm_f32 shapes");
+        dispatch!(self, gemm_f32(w, x, out))
+    }
+
+    /// `out[t][j] (+)= sum_k x[t][k] * panel[k][j]` for 16 columns j: `x` is `[n][x_stride]` with `k` values used per
+    /// row, `panel` `[k][panel_stride]`, `out` `[n][out_stride]`.
+    #[allow(clippy::too_many_arguments)] // a matrix product has this many strides
+    pub fn panel_f32(
+        self,
+        panel: &[f32],
+        panel_stride: usize,
+        x: &[f32],
+        x_stride: usize,
+        k: usize,
+        out: &mut [f32],
+        out_stride: usize,
+        add: bool,
+    ) {
+        let n = x.len().div_ceil(x_stride);
+        assert!(k > 0 && x.len() >= (n - 1) * x_stride + k, "panel_f32: x");
+        assert!(panel.len() >= (k - 1) * panel_stride + PANEL_ROWS, "panel_f32: panel");
+        assert!(out.len() >= (n - 1) * out_stride + PANEL_ROWS, "panel_f32: out");
+        dispatch!(self, panel_f32(panel, panel_stride, x, x_stride, k, n, out, out_stride, add))
+    }
+
+    /// `scores[g][i] = scale * q[g] . k[i]`: `q` `[group][head_dim]`, `k` `[len][head_dim]`, `scores` `[group][len]`.
+    pub fn dot_rows(self, q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
+        assert!(k.n_values() >= len * head_dim && scores.len() * head_dim == q.len() * len, "dot_rows shapes");
+        dispatch!(self, dot_rows(q, k, head_dim, len, scale, scores))
+    }
+
+    /// `out[g] = sum_i p[g][i] * v[i]`: `p` `[group][len]`, `v` `[len][head_dim]`, `out` `[group][head_dim]`.
+    pub fn weighted_rows(self, p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
+        assert!(v.n_values() >= len * head_dim && p.len() * head_dim == out.len() * len, "weighted_rows shapes");
+        dispatch!(self, weighted_rows(p, v, head_dim, len, out))
+    }
+
+    /// Replaces `x` by `exp(x - max)`, where max is the largest of `x` and `floor`; returns `(max, sum)`.
+    pub fn exp_max_sum(self, x: &mut [f32], floor: f32) -> (f32, f32) {
+        dispatch!(self, exp_max_sum(x, floor))
+    }
+
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`
+    pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        dispatch!(self, rms_norm(x, weight, eps, out))
+    }
+
+    /// `gate = silu(gate) * up`
+    pub fn silu_mul(self, gate: &mut [f32], up: &[f32]) {
+        dispatch!(self, silu_mul(gate, up))
+    }
+
+    /// `x = x * sigmoid(a * x)`: quick-GELU for a = 1.702, SiLU for a = 1.
+    pub fn sigmoid_gate(self, x: &mut [f32], a: f32) {
+        dispatch!(self, sigmoid_gate(x, a))
+    }
+
+    /// `y += x`
+    pub fn add(self, y: &mut [f32], x: &[f32]) {
+        dispatch!(self, add(y, x))
+    }
+
+    /// f32 to f16, nearest even.
+    pub fn to_f16(self, x: &[f32], out: &mut [f16]) {
+        dispatch!(self, to_f16(x, out))
+    }
+}
+
+impl KvRows<'_> {
+    fn n_values(&self) -> usize {
+        match self {
+            KvRows::F32(r) => r.len(),
+            KvRows::F16(r) => r.len(),
+        }
+    }
+}

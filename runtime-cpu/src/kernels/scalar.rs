@@ -1,0 +1,257 @@
+//! The reference kernels: plain Rust, no SIMD. Same functions in the same order as the other files.
+
+use half::f16;
+
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, generic};
+use crate::quant::{GgmlType, dequantize_row};
+
+pub(super) fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+    let groups = x.chunks_exact(GROUP).zip(q.chunks_exact_mut(GROUP)).zip(d).zip(s.chunks_exact_mut(2));
+    for (((x, q), d), s) in groups {
+        let max = x.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+        *d = max / 127.0;
+        let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
+        for (q, x) in q.iter_mut().zip(x) {
+            *q = (x * inverse).round_ties_even() as i8;
+        }
+        for (s, half) in s.iter_mut().zip(q.chunks_exact(GROUP / 2)) {
+            *s = *d * half.iter().map(|&v| i32::from(v)).sum::<i32>() as f32;
+        }
+    }
+}
+
+pub(super) fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+    for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
+        *o = dot_q8(w.ty, row, x);
+    }
+}
+
+pub(super) fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    for (t, out) in tokens.zip(out.chunks_exact_mut(n_rows)) {
+        gemv_q8(w, x.row(t), out);
+    }
+}
+
+pub(super) fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+    let n_rows = w.n_rows();
+    let mut values = vec![0.0; w.n_cols];
+    for (r, row) in w.data.chunks_exact(w.row_bytes).enumerate() {
+        dequantize_row(w.ty, row, &mut values);
+        for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
+            out[r] = dot(&values, x);
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
+pub(super) fn panel_f32(
+    panel: &[f32],
+    panel_stride: usize,
+    x: &[f32],
+    x_stride: usize,
+    k: usize,
+    n: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    add: bool,
+) {
+    for t in 0..n {
+        let mut acc = [0.0; PANEL_ROWS];
+        for (i, &v) in x[t * x_stride..][..k].iter().enumerate() {
+            for (a, w) in acc.iter_mut().zip(&panel[i * panel_stride..]) {
+                *a += v * w;
+            }
+        }
+        for (o, a) in out[t * out_stride..].iter_mut().zip(acc) {
+            *o = if add { *o + a } else { a };
+        }
+    }
+}
+
+pub(super) fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
+    for (q, scores) in q.chunks_exact(head_dim).zip(scores.chunks_exact_mut(len)) {
+        match k {
+            KvRows::F32(k) => {
+                for (s, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
+                    *s = scale * dot(q, k);
+                }
+            }
+            KvRows::F16(k) => {
+                for (s, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
+                    *s = scale * q.iter().zip(k).map(|(a, b)| a * b.to_f32()).sum::<f32>();
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
+    out.fill(0.0);
+    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
+        match v {
+            KvRows::F32(v) => {
+                for (&p, v) in p.iter().zip(v.chunks_exact(head_dim)) {
+                    out.iter_mut().zip(v).for_each(|(o, v)| *o += p * v);
+                }
+            }
+            KvRows::F16(v) => {
+                for (&p, v) in p.iter().zip(v.chunks_exact(head_dim)) {
+                    out.iter_mut().zip(v).for_each(|(o, v)| *o += p * v.to_f32());
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
+    generic::exp_max_sum::<false>(x, floor)
+}
+
+pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    generic::rms_norm::<false>(x, weight, eps, out);
+}
+
+pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    generic::silu_mul::<false>(gate, up);
+}
+
+pub(super) fn sigmoid_gate(x: &mut [f32], a: f32) {
+    generic::sigmoid_gate::<false>(x, a);
+}
+
+pub(super) fn add(y: &mut [f32], x: &[f32]) {
+    generic::add(y, x);
+}
+
+pub(super) fn to_f16(x: &[f32], out: &mut [f16]) {
+    for (o, &v) in out.iter_mut().zip(x) {
+        *o = f16::from_f32(v);
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Dot product of one quantised row with a quantised vector: exact integers per sub-block of 16, then float.
+fn dot_q8(ty: GgmlType, row: &[u8], x: Q8Row<'_>) -> f32 {
+    let mut sum = 0.0;
+    let mut i = 0;
+    for block in row.chunks_exact(ty.block_bytes()) {
+        for g in 0..ty.block_len() / GROUP {
+            let w = group(ty, block, g);
+            let q = &x.q[i * GROUP..][..GROUP];
+            let mut part = [0_i32; 2];
+            for j in 0..GROUP {
+                part[j / 16] += i32::from(w.q[j]) * i32::from(q[j]);
+            }
+            let d = x.d[i];
+            sum += d * (w.scale[0] * part[0] as f32 + w.scale[1] * part[1] as f32);
+            sum += w.min[0] * x.s[2 * i] + w.min[1] * x.s[2 * i + 1];
+            i += 1;
+        }
+    }
+    sum
+}
+
+/// 32 weights in the common form `scale * q + min`, one scale and min per 16.
+#[derive(Debug, PartialEq)]
+pub(super) struct Group {
+    pub q: [i16; GROUP],
+    pub scale: [f32; 2],
+    pub min: [f32; 2],
+}
+
+/// Group `g` of a block. Float formats have no groups.
+pub(super) fn group(ty: GgmlType, b: &[u8], g: usize) -> Group {
+    use GgmlType::*;
+    let f = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
+    let nibbles = |qs: &[u8]| -> [i16; GROUP] {
+        std::array::from_fn(|j| if j < 16 { i16::from(qs[j] & 15) } else { i16::from(qs[j - 16] >> 4) })
+    };
+    let fifth = |qh: &[u8], j: usize| i16::from((qh[j / 8] >> (j % 8)) & 1) << 4;
+    let two_bits = |qs: &[u8], j: usize| i16::from((qs[32 * (g / 4) + j] >> (2 * (g % 4))) & 3);
+    let one = |scale: f32, min: f32, q: [i16; GROUP]| Group { q, scale: [scale; 2], min: [min; 2] };
+    match ty {
+        Q4_0 => one(f(0), -8.0 * f(0), nibbles(&b[2..])),
+        Q4_1 => one(f(0), f(2), nibbles(&b[4..])),
+        Q5_0 => {
+            let n = nibbles(&b[6..]);
+            one(f(0), -16.0 * f(0), std::array::from_fn(|j| n[j] | fifth(&b[2..6], j)))
+        }
+        Q5_1 => {
+            let n = nibbles(&b[8..]);
+            one(f(0), f(2), std::array::from_fn(|j| n[j] | fifth(&b[4..8], j)))
+        }
+        Q8_0 => one(f(0), 0.0, std::array::from_fn(|j| i16::from(b[2 + j] as i8))),
+        IQ4_NL => {
+            let n = nibbles(&b[2..]);
+            one(f(0), 0.0, n.map(|q| i16::from(IQ4_VALUES[q as usize])))
+        }
+        IQ4_XS => {
+            let low = (b[4 + g / 2] >> (4 * (g % 2))) & 15;
+            let high = (u16::from_le_bytes([b[2], b[3]]) >> (2 * g)) & 3;
+            let scale = f(0) * f32::from(i16::from(low) + ((high as i16) << 4) - 32);
+            let n = nibbles(&b[8 + 16 * g..]);
+            one(scale, 0.0, n.map(|q| i16::from(IQ4_VALUES[q as usize])))
+        }
+        Q2_K => {
+            let (d, m) = (f(80), f(82));
+            let s = &b[2 * g..2 * g + 2];
+            Group {
+                q: std::array::from_fn(|j| two_bits(&b[16..80], j)),
+                scale: [d * f32::from(s[0] & 15), d * f32::from(s[1] & 15)],
+                min: [-m * f32::from(s[0] >> 4), -m * f32::from(s[1] >> 4)],
+            }
+        }
+        Q3_K => {
+            let d = f(108);
+            let scale: [f32; 2] = std::array::from_fn(|h| d * f32::from(q3_scale(&b[96..108], 2 * g + h)));
+            Group {
+                q: std::array::from_fn(|j| two_bits(&b[32..96], j) | i16::from((b[j] >> g) & 1) << 2),
+                scale,
+                min: scale.map(|s| -4.0 * s),
+            }
+        }
+        Q4_K => {
+            let (scale, min) = k4_scale_min(&b[4..16], g);
+            let q = &b[16 + 32 * (g / 2)..][..GROUP];
+            one(f(0) * scale, -f(2) * min, std::array::from_fn(|j| i16::from((q[j] >> (4 * (g % 2))) & 15)))
+        }
+        Q5_K => {
+            let (scale, min) = k4_scale_min(&b[4..16], g);
+            let q = &b[48 + 32 * (g / 2)..][..GROUP];
+            let high = |j: usize| i16::from((b[16 + j] >> g) & 1) << 4;
+            one(f(0) * scale, -f(2) * min, std::array::from_fn(|j| i16::from((q[j] >> (4 * (g % 2))) & 15) | high(j)))
+        }
+        Q6_K => {
+            let (h, s) = (g / 4, g % 4);
+            let (low, high) = (&b[64 * h + 32 * (s % 2)..][..GROUP], &b[128 + 32 * h..][..GROUP]);
+            let q = |j: usize| i16::from((low[j] >> (4 * (s / 2))) & 15) | i16::from((high[j] >> (2 * s)) & 3) << 4;
+            let scale: [f32; 2] = std::array::from_fn(|i| f(208) * f32::from(b[192 + 2 * g + i] as i8));
+            Group { q: std::array::from_fn(q), scale, min: scale.map(|s| -32.0 * s) }
+        }
+        F32 | F16 | BF16 => Group { q: [0; GROUP], scale: [0.0; 2], min: [0.0; 2] },
+    }
+}
+
+/// Code book of IQ4_NL and IQ4_XS.
+pub(super) const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Six-bit scale `i` of 16 of Q3_K, less its bias of 32; `s` are the 12 packed bytes.
+pub(super) fn q3_scale(s: &[u8], i: usize) -> i8 {
+    let low = if i < 8 { s[i] & 15 } else { s[i - 8] >> 4 };
+    let high = (s[8 + (i & 3)] >> (2 * (i >> 2))) & 3;
+    (low | (high << 4)) as i8 - 32
+}
+
+/// Six-bit scale and min `i` of 8 of Q4_K and Q5_K; `s` are the 12 packed bytes.
+pub(super) fn k4_scale_min(s: &[u8], i: usize) -> (f32, f32) {
+    let (scale, min) = if i < 4 {
+        (s[i] & 63, s[i + 4] & 63)
+    } else {
+        ((s[i + 4] & 15) | ((s[i - 4] >> 6) << 4), (s[i + 4] >> 4) | ((s[i] >> 6) << 4))
+    };
+    (f32::from(scale), f32::from(min))
+}

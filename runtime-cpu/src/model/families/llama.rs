@@ -1,0 +1,7 @@
+//! Llama, Mistral, SmolLM2 and the language models of LLaVA and SmolVLM. The converter interleaves the rotary channels
+//! of the query and key rows.
+
+use super::Family;
+use crate::ops::rope::RopeKind;
+
+pub(super) const FAMILY: Family = Family { architecture: "llama", rope: RopeKind::Interleaved };
