@@ -71,13 +71,10 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
         let mut t = 0;
         while t < w {
             let block = QUERY_BLOCK.min(w.saturating_sub(t));
+            let queries = view.queries(q, first.saturating_add(t), block);
+            let logits = temp.get_mut(..block.saturating_mul(n)).unwrap_or_default();
             view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
-                for b in 0..block {
-                    let query = view.query(q, first.saturating_add(t).saturating_add(b));
-                    let logits = temp.get_mut(b.saturating_mul(n).saturating_add(i)..).unwrap_or_default();
-                    let take = rows.len().checked_div(d).unwrap_or(0);
-                    kernels::dot_rows(job.d, query, rows, logits.get_mut(..take).unwrap_or_default());
-                }
+                kernels::dots(job.d, queries, d, rows, logits.get_mut(i..).unwrap_or_default(), n);
             });
             for (b, logits) in temp.chunks_exact_mut(n.max(1)).take(block).enumerate() {
                 let hidden = w.saturating_sub(t).saturating_sub(b).saturating_sub(1);
