@@ -1,7 +1,7 @@
 //! What mattered: fills the importance of one head's candidates.
 
 use crate::evict::Job;
-use crate::math::{float, sqrt};
+use crate::math::{copy, float, sqrt};
 use crate::policy::{Attention, Edge, Pool, ValueNorm};
 use crate::score::{min_max, to_mean};
 use crate::shape::Head;
@@ -19,7 +19,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, parts: &mut Parts<'_>) {
             norms(job, job.view.keys, head, head.len, parts.tile, scores);
             scores.iter_mut().for_each(|s| *s = -*s);
         }
-        Importance::Given => scores.copy_from_slice(head.of(job.view.observation.given)),
+        Importance::Given => copy(head.of(job.view.observation.given), scores),
         Importance::Attention(a) => attention(job, head, a, parts),
     }
 }
@@ -53,7 +53,7 @@ fn attention(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
             to_mean(job, level, scores);
             kernels::axpy(job.d, 1.0, signal, scores);
         }
-        _ => scores.copy_from_slice(signal),
+        _ => copy(signal, scores),
     }
 }
 
@@ -95,7 +95,7 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
 
 fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
     let (width, edge) = match pool {
-        Pool::None => return out.copy_from_slice(x),
+        Pool::None => return copy(x, out),
         Pool::Mean { width, edge } => (width as usize, Some(edge)),
         Pool::Max { width } => (width as usize, None),
     };
