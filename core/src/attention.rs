@@ -1,7 +1,7 @@
 //! Attention received: from the recorded window, from running sums, or expected of future queries.
 
 use crate::evict::Job;
-use crate::math::float;
+use crate::math::{copy, float};
 use crate::policy::{Attention, Edge, Pool, Queries};
 use crate::shape::Head;
 use crate::workspace::{Parts, QUERY_BLOCK};
@@ -94,7 +94,7 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
 
 fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
     let (width, edge) = match pool {
-        Pool::None => return out.copy_from_slice(x),
+        Pool::None => return copy(x, out),
         Pool::Mean { width, edge } => (width as usize, Some(edge)),
         Pool::Max { width } => (width as usize, None),
     };

@@ -2,7 +2,7 @@
 
 use crate::evict::Job;
 use crate::kernels::TILE_ROWS;
-use crate::math::{float, ratio, sqrt};
+use crate::math::{copy, float, ratio, sqrt};
 use crate::policy::Geometry;
 use crate::score::min_max;
 use crate::shape::Head;
@@ -39,7 +39,7 @@ pub(crate) fn geometry(job: &Job<'_>, head: Head, g: Geometry, parts: &mut Parts
         (true, _, Mix::Diversity) => {}
         (true, ..) => min_max(job, cosines),
         (false, true, mix) => {
-            cosines.copy_from_slice(distances);
+            copy(distances, cosines);
             if !matches!(mix, Mix::Diversity) {
                 min_max(job, cosines);
             }

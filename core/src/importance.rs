@@ -1,7 +1,7 @@
 //! What mattered: fills the importance of one head's candidates.
 
 use crate::evict::Job;
-use crate::math::{float, sqrt};
+use crate::math::{copy, float, sqrt};
 use crate::policy::{Norm, ValueNorm};
 use crate::score::{min_max, to_mean};
 use crate::shape::{Head, Rows};
@@ -20,7 +20,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, parts: &mut Parts<'_>) {
             scores.iter_mut().for_each(|s| *s = -*s);
         }
         Importance::Lag { lag } => lag::fill(job, head, lag as usize, parts),
-        Importance::Given => scores.copy_from_slice(head.of(job.view.observation.given)),
+        Importance::Given => copy(head.of(job.view.observation.given), scores),
         Importance::Attention(a) => {
             let m = job.candidates(head);
             let scores = scores.get_mut(..m).unwrap_or_default();
@@ -56,7 +56,7 @@ fn with_values(job: &Job<'_>, head: Head, v: ValueNorm, tile: &mut [f32], signal
                 *s = (*a + epsilon) * o;
             }
         }
-        _ => scores.copy_from_slice(signal),
+        _ => copy(signal, scores),
     }
 }
 
