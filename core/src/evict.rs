@@ -1,10 +1,13 @@
 //! The one entry point: check everything, score, share out, select.
 
 use crate::kernels::Dispatch;
+use crate::math::share;
 use crate::select::{Cut, PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Diversity, Error, Importance, LayerView, Mix, Policy, Recent, Workspace, score};
+use crate::{
+    Attention, Diversity, Error, Importance, LayerView, Mix, Policy, Queries, Recent, ValueNorm, Workspace, score,
+};
 
 /// Where the kept entries are written.
 #[derive(Debug)]
@@ -63,6 +66,9 @@ pub fn evict_layer(
         p.head_budget.allocate(&job, parts.keys, out.counts);
     }
     job.rank_all(parts.scores, parts.keys);
+    if let Importance::Attention(Attention { value_norm: ValueNorm::Output { first_stage, .. }, .. }) = p.importance {
+        secure(&job, first_stage, parts.signal, out.counts, parts.keys);
+    }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
         let keys = head.of(parts.keys);
         let mut cut = Cut::top(keys.iter().copied(), count as usize);
@@ -101,6 +107,19 @@ pub fn score_layer(
     Ok(Report { recent_kept: job.recent, nan_scores })
 }
 
+/// Protects the best `first_stage` of each head's entries by `signal`.
+fn secure(job: &Job<'_>, first_stage: f32, signal: &[f32], counts: &[u32], keys: &mut [u32]) {
+    for (head, &count) in job.view.heads().zip(counts) {
+        let by_signal = head.of(signal).iter().enumerate().map(|(i, &s)| job.key(head, i, s));
+        let mut cut = Cut::top(by_signal.clone(), share(count, first_stage).max(1).min(count) as usize);
+        for (key, by_signal) in head.of_mut(keys).iter_mut().zip(by_signal) {
+            if cut.take(by_signal) {
+                *key = PROTECTED;
+            }
+        }
+    }
+}
+
 /// A checked call.
 pub(crate) struct Job<'a> {
     pub d: Dispatch,
@@ -123,6 +142,7 @@ impl<'a> Job<'a> {
         let (exact, window) = match policy.protect.recent {
             Recent::Exact(n) => (n, 0),
             Recent::Window(n) => (0, n),
+            Recent::Share(x) => (0, share(budget, x)),
         };
         job.recent = exact;
         if fits {
@@ -154,14 +174,17 @@ impl<'a> Job<'a> {
         u32::try_from(n).unwrap_or(u32::MAX)
     }
 
+    fn key(&self, head: Head, i: usize, score: f32) -> u32 {
+        if self.protected(head, i) { PROTECTED } else { rank(score, i) }
+    }
+
     /// Turns scores into selection keys, returning how many candidates had none.
     fn rank_all(&self, scores: &[f32], keys: &mut [u32]) -> u32 {
         let mut nan = 0u32;
         for head in self.view.heads() {
             for (i, (key, &s)) in head.of_mut(keys).iter_mut().zip(head.of(scores)).enumerate() {
-                let protected = self.protected(head, i);
-                *key = if protected { PROTECTED } else { rank(s, i) };
-                nan = nan.saturating_add(u32::from(s.is_nan() && !protected));
+                *key = self.key(head, i, s);
+                nan = nan.saturating_add(u32::from(s.is_nan() && *key != PROTECTED));
             }
         }
         nan
@@ -169,29 +192,37 @@ impl<'a> Job<'a> {
 }
 
 fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
-    let o = &view.observation;
+    let (needs, o) = (p.needs(), &view.observation);
     p.head_budget.check()?;
-    match p.importance {
-        Importance::Attention(a) => {
-            a.pool.check()?;
-            if a.window == 0 {
-                return Err(Error::Config("an observation window needs at least one query"));
-            }
-            if o.n_queries == 0 {
-                return Err(Error::MissingObservation("the last queries"));
-            }
+    if let Importance::Attention(a) = p.importance {
+        a.pool.check()?;
+        if a.queries == Queries::Last(0) {
+            return Err(Error::Config("an observation window needs at least one query"));
         }
-        Importance::Given if o.given.is_empty() && view.lens.iter().any(|&len| len > 0) => {
-            return Err(Error::MissingObservation("given scores"));
+        let [first, rest @ ..] = view.lens else { return Ok(()) };
+        if a.share_heads && rest.iter().any(|len| len != first) {
+            return Err(Error::Config("heads that keep the same entries must have the same length"));
         }
-        _ => {}
     }
-    if p.needs().values && view.values.is_none() {
-        return Err(Error::MissingObservation("values"));
+    if p.importance == (Importance::Lag { lag: 0 }) {
+        return Err(Error::Config("a chunk needs at least one entry"));
     }
-    let uses_diversity = !matches!(p.mix, Mix::Importance);
-    if uses_diversity && matches!(p.diversity, Diversity::None) {
+    if !matches!(p.mix, Mix::Importance) && matches!(p.diversity, Diversity::None) {
         return Err(Error::Config("the mix weighs a diversity the policy does not have"));
+    }
+    let empty = view.lens.iter().all(|&len| len == 0);
+    for (needed, there, what) in [
+        (needs.window_queries > 0, o.n_queries > 0, "the last queries"),
+        (needs.values, view.values.is_some(), "values"),
+        (needs.column_sums, empty || !o.column_sums.is_empty(), "column sums"),
+        (needs.query_mean, !o.query_mean.is_empty(), "the mean query"),
+        (needs.query_covariance, !o.query_covariance.is_empty(), "the covariance of the queries"),
+        (needs.output_norms, empty || !o.output_norms.is_empty(), "output norms"),
+        (needs.given, empty || !o.given.is_empty(), "given scores"),
+    ] {
+        if needed && !there {
+            return Err(Error::MissingObservation(what));
+        }
     }
     Ok(())
 }

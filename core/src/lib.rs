@@ -50,12 +50,15 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+mod attention;
 mod budget;
 mod diversity;
 mod error;
 mod evict;
+pub mod expected;
 mod importance;
 mod kernels;
+mod lag;
 mod math;
 pub mod methods;
 mod policy;
@@ -70,8 +73,8 @@ pub use evict::{Keep, Report, evict_layer, score_layer};
 pub use kernels::Dispatch;
 pub use methods::Method;
 pub use policy::{
-    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Policy, Pool, Protect, Recent,
-    ValueNorm,
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Norm, Policy, Pool, Protect, Queries,
+    Recent, ValueNorm,
 };
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

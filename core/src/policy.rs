@@ -35,19 +35,48 @@ pub enum Importance {
     KeyNorm,
     /// Attention received from the recorded queries.
     Attention(Attention),
+    /// How unusual key and value look to the tokens that follow (LagKV): entries after the protected sinks are cut into
+    /// chunks of `lag`; each element is min-max scaled by the next chunk, and the softmax over the chunk of its standard
+    /// deviation over channels, averaged over key and value, ranks the chunk's entries from 0 to `1 - 1 / lag`. The last
+    /// whole chunk, the rest and the sinks get 1. Shorter sequences are scored by recency.
+    Lag {
+        /// Entries of a chunk.
+        lag: u32,
+    },
     /// The host's own scores, from [`Observation::given`](crate::Observation::given).
     Given,
 }
 
-/// Attention received, averaged over the queries that can see the entry and over the query heads of the group.
+/// Attention received, averaged over the query heads of the group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Queries of the observation window (`w_obs`): the last ones. Fewer are used where fewer were recorded.
-    pub window: u32,
+    /// Whose attention.
+    pub queries: Queries,
     /// Smoothing along the sequence.
     pub pool: Pool,
+    /// Whether all KV heads are judged by their common mean and so keep the same entries; their lengths must be equal.
+    pub share_heads: bool,
     /// What the values contribute.
     pub value_norm: ValueNorm,
+}
+
+/// The queries whose attention counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// The last ones (`w_obs`), averaged over those that can see the entry. Fewer are used where fewer were recorded.
+    Last(u32),
+    /// All so far, from [`Observation::column_sums`](crate::Observation::column_sums).
+    All {
+        /// Divides by the number of queries that could see the entry, its distance from the end. Plain sums favour old
+        /// entries.
+        per_visible: bool,
+    },
+    /// Future ones, as a normal distribution: [`Observation::query_mean`](crate::Observation::query_mean). Softmax over
+    /// the entries after the protected sinks.
+    Expected {
+        /// Uses [`Observation::query_covariance`](crate::Observation::query_covariance) too.
+        covariance: bool,
+    },
 }
 
 /// Smoothing of attention along the sequence, over the entries before the protected window.
@@ -79,12 +108,37 @@ pub enum Edge {
 }
 
 /// What the values contribute to importance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValueNorm {
     /// Nothing.
     None,
     /// `||v_i||_2`, min-max scaled and brought to the mean of the attention term, is added to it (MixKV).
     Add,
+    /// `(attention + epsilon) * ||v_i||` (VATP, ExpectedAttention).
+    Times {
+        /// Which norm.
+        norm: Norm,
+        /// Added to the attention.
+        epsilon: f32,
+    },
+    /// `(attention + epsilon) * o_i`, where `o_i` is the norm of what the value adds to the layer's output
+    /// ([`Observation::output_norms`](crate::Observation::output_norms)), after the best `first_stage` of the head's
+    /// entries were secured by attention alone (CriticalKV).
+    Output {
+        /// Added to the attention.
+        epsilon: f32,
+        /// Share of a head's entries chosen by attention alone.
+        first_stage: f32,
+    },
+}
+
+/// A vector norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Sum of the absolute values.
+    L1,
+    /// Euclidean.
+    L2,
 }
 
 /// The diversity term of the score.
@@ -162,7 +216,7 @@ impl Depth {
 
 /// What is kept whatever its score. Protected entries count against the budget. Entries tagged
 /// [`tag::PROTECTED`](crate::tag::PROTECTED) join these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Protect {
     /// The first entries of every head.
     pub sinks: u32,
@@ -171,20 +225,23 @@ pub struct Protect {
 }
 
 /// How many of the last entries are protected (`w_keep`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recent {
     /// The method's own window. It shrinks where the budget would leave no entry to be chosen by score;
     /// [`Report::recent_kept`](crate::Report::recent_kept) says what remained.
     Window(u32),
+    /// This share of the budget, shrinking likewise.
+    Share(f32),
     /// Exactly this many; a budget that cannot hold them is an error.
     Exact(u32),
 }
 
 impl Recent {
-    /// Entries protected when the budget allows.
+    /// Entries protected when the budget allows; 0 for a share, which depends on the budget.
     pub const fn entries(self) -> u32 {
         match self {
             Self::Window(n) | Self::Exact(n) => n,
+            Self::Share(_) => 0,
         }
     }
 }
@@ -198,30 +255,59 @@ pub enum Evicted {
 
 /// What the runtime has to record for a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Needs {
     /// Last queries of every query head.
     pub window_queries: usize,
     /// Value rows.
     pub values: bool,
+    /// [`Observation::column_sums`](crate::Observation::column_sums).
+    pub column_sums: bool,
+    /// [`Observation::query_mean`](crate::Observation::query_mean).
+    pub query_mean: bool,
+    /// [`Observation::query_covariance`](crate::Observation::query_covariance).
+    pub query_covariance: bool,
+    /// [`Observation::output_norms`](crate::Observation::output_norms).
+    pub output_norms: bool,
+    /// [`Observation::given`](crate::Observation::given).
+    pub given: bool,
 }
 
 impl Policy {
     /// What [`evict_layer`](crate::evict_layer) reads for this policy besides the keys.
     pub const fn needs(&self) -> Needs {
-        match self.importance {
-            Importance::Attention(a) => {
-                Needs { window_queries: a.window as usize, values: matches!(a.value_norm, ValueNorm::Add) }
+        let mut needs = Needs {
+            window_queries: 0,
+            values: matches!(self.importance, Importance::Lag { .. }),
+            column_sums: false,
+            query_mean: false,
+            query_covariance: false,
+            output_norms: false,
+            given: matches!(self.importance, Importance::Given),
+        };
+        if let Importance::Attention(a) = self.importance {
+            match a.queries {
+                Queries::Last(w) => needs.window_queries = w as usize,
+                Queries::All { .. } => needs.column_sums = true,
+                Queries::Expected { covariance } => {
+                    needs.query_mean = true;
+                    needs.query_covariance = covariance;
+                }
             }
-            _ => Needs { window_queries: 0, values: false },
+            needs.values = matches!(a.value_norm, ValueNorm::Add | ValueNorm::Times { .. });
+            needs.output_norms = matches!(a.value_norm, ValueNorm::Output { .. });
         }
+        needs
     }
 
-    /// Observes with `w` queries (where the method observes at all) and keeps the last `w` entries, shrinking where
+    /// Observes with `w` queries (where the method observes a window) and keeps the last `w` entries, shrinking where
     /// the budget is smaller: see [`Recent::Window`].
     #[must_use]
     pub const fn with_window(mut self, w: u32) -> Self {
-        if let Importance::Attention(mut a) = self.importance {
-            a.window = w;
+        if let Importance::Attention(mut a) = self.importance
+            && let Queries::Last(_) = a.queries
+        {
+            a.queries = Queries::Last(w);
             self.importance = Importance::Attention(a);
         }
         self.protect.recent = Recent::Window(w);

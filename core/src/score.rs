@@ -4,11 +4,19 @@ use crate::evict::Job;
 use crate::math::{EPS, copy, float};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Diversity, Mix, diversity, importance, kernels};
+use crate::{Diversity, Importance, Mix, attention, diversity, importance, kernels};
 
 /// Writes the score of every candidate into `parts.scores` and, where the policy observes attention, the attention it
 /// received into `parts.signal`. Entries past the candidates get 0.
 pub(crate) fn fill(job: &Job<'_>, parts: &mut Parts<'_>) {
+    if let Importance::Attention(a) = job.policy.importance {
+        for head in job.view.heads() {
+            attention::fill(job, head, a, parts);
+        }
+        if a.share_heads {
+            attention::share(job, parts.signal);
+        }
+    }
     for head in job.view.heads() {
         let m = job.candidates(head);
         importance::fill(job, head, parts);

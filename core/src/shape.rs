@@ -42,6 +42,16 @@ pub struct Observation<'a> {
     /// The last queries of the prompt as attention used them (after bias, norm and RoPE),
     /// `[n_heads][n_queries][head_dim]`. Query `t` sits at cache index `len - n_queries + t` of its head.
     pub queries: &'a [f32],
+    /// Attention each entry received, summed over all queries so far and over the query heads of its group, `[rows]`.
+    pub column_sums: &'a [f32],
+    /// Mean of the queries to expect, as attention will use them (see [`expected`](crate::expected)),
+    /// `[n_heads][head_dim]`.
+    pub query_mean: &'a [f32],
+    /// Covariance of the queries to expect, `[n_heads][head_dim][head_dim]`.
+    pub query_covariance: &'a [f32],
+    /// `||W_O v||_1` of every value, averaged over the query heads of its group, `W_O` being the columns of the layer's
+    /// output projection that belong to the query head, `[rows]`.
+    pub output_norms: &'a [f32],
     /// The host's own scores for [`Importance::Given`](crate::Importance::Given), `[rows]`; higher is kept.
     pub given: &'a [f32],
     /// One byte of flags per row, `[rows]`: see [`tag`].
@@ -115,9 +125,18 @@ impl<'a> LayerView<'a> {
         let o = &self.observation;
         let queries = n_heads.checked_mul(head_dim).and_then(|n| n.checked_mul(o.n_queries));
         same("queries", queries.ok_or(Error::Overflow("queries"))?, o.queries.len())?;
-        for (what, len) in [("given", o.given.len()), ("tags", o.tags.len())] {
-            if len != 0 {
-                same(what, rows, len)?;
+        let mean = n_heads.checked_mul(head_dim).ok_or(Error::Overflow("query_mean"))?;
+        let covariance = mean.checked_mul(head_dim).ok_or(Error::Overflow("query_covariance"))?;
+        for (what, need, got) in [
+            ("column_sums", rows, o.column_sums.len()),
+            ("query_mean", mean, o.query_mean.len()),
+            ("query_covariance", covariance, o.query_covariance.len()),
+            ("output_norms", rows, o.output_norms.len()),
+            ("given", rows, o.given.len()),
+            ("tags", rows, o.tags.len()),
+        ] {
+            if got != 0 {
+                same(what, need, got)?;
             }
         }
         let mut free = 0u64;
@@ -213,7 +232,7 @@ fn q8_0_row(head_dim: usize) -> Result<usize, Error> {
 }
 
 /// Rows `first .. first + n` of `x`.
-fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
+pub(crate) fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
     let from = first.saturating_mul(row);
     x.get(from..from.saturating_add(n.saturating_mul(row))).unwrap_or_default()
 }

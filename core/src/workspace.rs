@@ -44,7 +44,9 @@ pub(crate) struct Parts<'a> {
     pub temp: &'a mut [f32],
     /// Widened rows, `[TILE_ROWS][head_dim]`.
     pub tile: &'a mut [f32],
-    /// `[head_dim]` each; empty if the policy has no geometry.
+    /// Covariance times a tile, `[head_dim][TILE_ROWS]`; empty if the policy has none.
+    pub matrix: &'a mut [f32],
+    /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
     pub direction: &'a mut [f32],
     /// Selection keys, `[rows]`.
@@ -56,6 +58,7 @@ struct Lens {
     signal: usize,
     temp: usize,
     tile: usize,
+    matrix: usize,
     vector: usize,
     f32s: usize,
 }
@@ -73,6 +76,7 @@ impl<'a> Parts<'a> {
             Ok(head)
         };
         let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
+        let matrix = take(lens.matrix)?;
         let vectors = (take(lens.vector)?, take(lens.vector)?);
         let got = w.u32s.len();
         let keys = w.u32s.get_mut(..rows).ok_or(short("u32s", rows, got))?;
@@ -81,6 +85,7 @@ impl<'a> Parts<'a> {
             signal: parts.1,
             temp: parts.2,
             tile: parts.3,
+            matrix,
             mean: vectors.0,
             direction: vectors.1,
             keys,
@@ -89,10 +94,10 @@ impl<'a> Parts<'a> {
 
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let geometry = matches!(p.diversity, Diversity::Geometry(_));
+        let vectors = matches!(p.diversity, Diversity::Geometry(_)) || matches!(p.importance, Importance::Lag { .. });
         let temps = if attention {
             QUERY_BLOCK
-        } else if geometry {
+        } else if vectors {
             2
         } else {
             0
@@ -101,10 +106,11 @@ impl<'a> Parts<'a> {
             return None;
         };
         let signal = if attention { rows } else { 0 };
-        let vector = if geometry { shape.head_dim } else { 0 };
+        let vector = if vectors { shape.head_dim } else { 0 };
+        let matrix = if p.needs().query_covariance { tile } else { 0 };
         let mut f32s = rows;
         let mut i = 0;
-        let parts = [signal, temp, tile, vector, vector];
+        let parts = [signal, temp, tile, matrix, vector, vector];
         while i < parts.len() {
             #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
             let part = parts[i];
@@ -117,6 +123,6 @@ impl<'a> Parts<'a> {
                 i += 1;
             }
         }
-        Some(Lens { rows, signal, temp, tile, vector, f32s })
+        Some(Lens { rows, signal, temp, tile, matrix, vector, f32s })
     }
 }
