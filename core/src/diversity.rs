@@ -1,7 +1,8 @@
 //! What differs: how far each key lies from the middle of its head, and how much the head repeats itself.
 
 use crate::evict::Job;
-use crate::math::{float, ratio, sqrt};
+use crate::kernels::TILE_ROWS;
+use crate::math::{copy, float, ratio, sqrt};
 use crate::policy::Geometry;
 use crate::score::min_max;
 use crate::shape::Head;
@@ -19,7 +20,9 @@ pub(crate) fn geometry(job: &Job<'_>, head: Head, g: Geometry, parts: &mut Parts
     let direction = &mut *parts.direction;
     let mean = &mut *parts.mean;
     middle(job, head, parts.tile, distances, mean, direction);
-    let length = kernels::sum_squares(job.d, direction);
+    let mut length = [0.0];
+    kernels::sq_norms(job.d, direction, direction.len(), &mut length);
+    let [length] = length;
     metrics(job, head, parts.tile, mean, direction, sqrt(length), cosines, distances);
     let redundancy = match job.policy.mix {
         Mix::HeadRedundancy => {
@@ -36,7 +39,7 @@ pub(crate) fn geometry(job: &Job<'_>, head: Head, g: Geometry, parts: &mut Parts
         (true, _, Mix::Diversity) => {}
         (true, ..) => min_max(job, cosines),
         (false, true, mix) => {
-            cosines.copy_from_slice(distances);
+            copy(distances, cosines);
             if !matches!(mix, Mix::Diversity) {
                 min_max(job, cosines);
             }
@@ -51,6 +54,8 @@ pub(crate) fn geometry(job: &Job<'_>, head: Head, g: Geometry, parts: &mut Parts
     redundancy
 }
 
+const ONES: [f32; TILE_ROWS] = [1.0; TILE_ROWS];
+
 /// The mean key and the mean unit key; `norms` receives the length of every key. A zero key has no direction.
 fn middle(job: &Job<'_>, head: Head, tile: &mut [f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
     let d = job.view.shape.head_dim;
@@ -60,11 +65,14 @@ fn middle(job: &Job<'_>, head: Head, tile: &mut [f32], norms: &mut [f32], mean: 
         let norms = norms.get_mut(i..).unwrap_or_default();
         let take = rows.len().checked_div(d).unwrap_or(0);
         kernels::sq_norms(job.d, rows, d, norms.get_mut(..take).unwrap_or_default());
-        for (row, norm) in rows.chunks_exact(d.max(1)).zip(norms) {
+        let norms = norms.get_mut(..take).unwrap_or_default();
+        let mut inverse = [0.0; TILE_ROWS];
+        for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
             *norm = sqrt(*norm);
-            kernels::axpy(job.d, 1.0, row, mean);
-            kernels::axpy(job.d, ratio(1.0, *norm), row, direction);
+            *inverse = ratio(1.0, *norm);
         }
+        kernels::add_rows(job.d, ONES.get(..take).unwrap_or_default(), rows, mean);
+        kernels::add_rows(job.d, inverse.get(..take).unwrap_or_default(), rows, direction);
     });
     let inv = 1.0 / float(head.len);
     kernels::scale(job.d, inv, mean);
@@ -88,7 +96,8 @@ fn metrics(
         let here = i..i.saturating_add(rows.len().checked_div(d).unwrap_or(0));
         let cosines = cosines.get_mut(here.clone()).unwrap_or_default();
         let distances = distances.get_mut(here).unwrap_or_default();
-        kernels::dot_rows(job.d, direction, rows, cosines);
+        let stride = cosines.len();
+        kernels::dots(job.d, direction, d, rows, cosines, stride);
         for (c, &norm) in cosines.iter_mut().zip(&*distances) {
             *c = -ratio(*c, norm * length);
         }

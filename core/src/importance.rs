@@ -1,7 +1,7 @@
 //! What mattered: fills the importance of one head's candidates.
 
 use crate::evict::Job;
-use crate::math::{float, sqrt};
+use crate::math::{copy, float, sqrt};
 use crate::policy::{Attention, Edge, Pool, ValueNorm};
 use crate::score::{min_max, to_mean};
 use crate::shape::Head;
@@ -19,7 +19,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, parts: &mut Parts<'_>) {
             norms(job, job.view.keys, head, head.len, parts.tile, scores);
             scores.iter_mut().for_each(|s| *s = -*s);
         }
-        Importance::Given => scores.copy_from_slice(head.of(job.view.observation.given)),
+        Importance::Given => copy(head.of(job.view.observation.given), scores),
         Importance::Attention(a) => attention(job, head, a, parts),
     }
 }
@@ -53,7 +53,7 @@ fn attention(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
             to_mean(job, level, scores);
             kernels::axpy(job.d, 1.0, signal, scores);
         }
-        _ => scores.copy_from_slice(signal),
+        _ => copy(signal, scores),
     }
 }
 
@@ -71,13 +71,10 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
         let mut t = 0;
         while t < w {
             let block = QUERY_BLOCK.min(w.saturating_sub(t));
+            let queries = view.queries(q, first.saturating_add(t), block);
+            let logits = temp.get_mut(..block.saturating_mul(n)).unwrap_or_default();
             view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
-                for b in 0..block {
-                    let query = view.query(q, first.saturating_add(t).saturating_add(b));
-                    let logits = temp.get_mut(b.saturating_mul(n).saturating_add(i)..).unwrap_or_default();
-                    let take = rows.len().checked_div(d).unwrap_or(0);
-                    kernels::dot_rows(job.d, query, rows, logits.get_mut(..take).unwrap_or_default());
-                }
+                kernels::dots(job.d, queries, d, rows, logits.get_mut(i..).unwrap_or_default(), n);
             });
             for (b, logits) in temp.chunks_exact_mut(n.max(1)).take(block).enumerate() {
                 let hidden = w.saturating_sub(t).saturating_sub(b).saturating_sub(1);
@@ -98,7 +95,7 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
 
 fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
     let (width, edge) = match pool {
-        Pool::None => return out.copy_from_slice(x),
+        Pool::None => return copy(x, out),
         Pool::Mean { width, edge } => (width as usize, Some(edge)),
         Pool::Max { width } => (width as usize, None),
     };

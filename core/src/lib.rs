@@ -47,6 +47,9 @@
     clippy::cast_possible_truncation
 )]
 
+#[cfg(feature = "std")]
+extern crate std;
+
 mod budget;
 mod diversity;
 mod error;

@@ -1,7 +1,7 @@
 //! Fills the scores of a layer, head by head: importance, diversity, and their mix.
 
 use crate::evict::Job;
-use crate::math::{EPS, float};
+use crate::math::{EPS, copy, float};
 use crate::shape::Head;
 use crate::workspace::Parts;
 use crate::{Diversity, Mix, diversity, importance, kernels};
@@ -27,7 +27,7 @@ fn blend(job: &Job<'_>, head: Head, redundancy: f32, parts: &mut Parts<'_>) {
     let scores = head.of_mut(parts.scores).get_mut(..m).unwrap_or_default();
     let weight = match job.policy.mix {
         Mix::Importance => return,
-        Mix::Diversity => return scores.copy_from_slice(d),
+        Mix::Diversity => return copy(d, scores),
         Mix::Weight(depth) => depth.at(job.view.layer, job.view.n_layers),
         Mix::HeadRedundancy => redundancy,
         Mix::Thirds => 0.5,

@@ -1,9 +1,9 @@
 //! One layer's cache as the scorers see it: borrowed rows, ragged heads.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::Error;
-use crate::kernels::{self, Dispatch};
+use crate::kernels::{self, Dispatch, Q8_0, Q8_0_BYTES, TILE_ROWS};
 
 /// The head layout of a layer. Query head `q` reads KV head `q / group`; there are `n_kv_heads * group` query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,14 +16,20 @@ pub struct LayerShape {
     pub head_dim: usize,
 }
 
-/// Key or value rows of all heads, `[rows][head_dim]`, in the format the cache stores them.
+/// Key or value rows of all heads, `[rows][head_dim]`, in the format the cache stores them. Every format widens to f32
+/// without rounding, so scores depend on the values alone.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Rows<'a> {
     /// Single precision.
     F32(&'a [f32]),
-    /// Half precision. Widening is exact, so scores do not depend on where it happens.
+    /// Half precision.
     F16(&'a [f16]),
+    /// The upper half of single precision.
+    BF16(&'a [bf16]),
+    /// GGUF's 8-bit blocks: per 32 elements a little-endian half-precision scale and 32 signed bytes, 34 bytes.
+    /// `head_dim` must be a multiple of 32.
+    Q8_0(&'a [u8]),
 }
 
 /// What attention saw, and what the host knows about the rows. Empty slices mean "not recorded".
@@ -133,11 +139,14 @@ impl<'a> LayerView<'a> {
         })
     }
 
-    /// Query `t` (0 = oldest recorded) of query head `q`.
-    pub(crate) fn query(&self, q: usize, t: usize) -> &'a [f32] {
-        let d = self.shape.head_dim;
-        let at = q.saturating_mul(self.observation.n_queries).saturating_add(t).saturating_mul(d);
-        self.observation.queries.get(at..at.saturating_add(d)).unwrap_or_default()
+    /// Queries `t .. t + n` (0 = oldest recorded) of query head `q`.
+    pub(crate) fn queries(&self, q: usize, t: usize, n: usize) -> &'a [f32] {
+        part(
+            self.observation.queries,
+            q.saturating_mul(self.observation.n_queries).saturating_add(t),
+            n,
+            self.shape.head_dim,
+        )
     }
 
     pub(crate) fn protected_by_tag(&self, row: usize) -> bool {
@@ -145,17 +154,17 @@ impl<'a> LayerView<'a> {
     }
 }
 
-/// Rows widened at once when the cache is not f32.
-pub(crate) const TILE_ROWS: usize = 16;
-
 impl<'a> Rows<'a> {
+    /// Number of rows, if the slice holds whole ones.
     fn rows(&self, what: &'static str, head_dim: usize) -> Result<usize, Error> {
-        let elements = match self {
-            Self::F32(x) => x.len(),
-            Self::F16(x) => x.len(),
+        let (elements, row) = match self {
+            Self::F32(x) => (x.len(), head_dim),
+            Self::F16(x) => (x.len(), head_dim),
+            Self::BF16(x) => (x.len(), head_dim),
+            Self::Q8_0(x) => (x.len(), q8_0_row(head_dim)?),
         };
-        let rows = elements.checked_div(head_dim).unwrap_or(0);
-        same(what, rows.saturating_mul(head_dim), elements)?;
+        let rows = elements.checked_div(row).unwrap_or(0);
+        same(what, rows.saturating_mul(row), elements)?;
         Ok(rows)
     }
 
@@ -173,20 +182,40 @@ impl<'a> Rows<'a> {
         let mut i = 0;
         while i < n {
             let take = TILE_ROWS.min(n.saturating_sub(i));
-            let from = head.start.saturating_add(i).saturating_mul(head_dim);
-            let range = from..from.saturating_add(take.saturating_mul(head_dim));
+            let first = head.start.saturating_add(i);
+            let widened = scratch.get_mut(..take.saturating_mul(head_dim)).unwrap_or_default();
             match self {
-                Self::F32(x) => f(i, x.get(range).unwrap_or_default()),
+                Self::F32(x) => f(i, part(x, first, take, head_dim)),
                 Self::F16(x) => {
-                    let src = x.get(range).unwrap_or_default();
-                    let dst = scratch.get_mut(..src.len()).unwrap_or_default();
-                    kernels::widen_f16(d, src, dst);
-                    f(i, dst);
+                    kernels::widen_f16(d, part(x, first, take, head_dim), widened);
+                    f(i, widened);
+                }
+                Self::BF16(x) => {
+                    kernels::widen_bf16(d, part(x, first, take, head_dim), widened);
+                    f(i, widened);
+                }
+                Self::Q8_0(x) => {
+                    kernels::widen_q8_0(d, part(x, first, take, q8_0_row(head_dim).unwrap_or(0)), widened);
+                    f(i, widened);
                 }
             }
             i = i.saturating_add(take);
         }
     }
+}
+
+/// Bytes of a Q8_0 row.
+fn q8_0_row(head_dim: usize) -> Result<usize, Error> {
+    if !head_dim.is_multiple_of(Q8_0) {
+        return Err(Error::Config("head_dim of Q8_0 rows must be a multiple of 32"));
+    }
+    Ok((head_dim / Q8_0).saturating_mul(Q8_0_BYTES))
+}
+
+/// Rows `first .. first + n` of `x`.
+fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
+    let from = first.saturating_mul(row);
+    x.get(from..from.saturating_add(n.saturating_mul(row))).unwrap_or_default()
 }
 
 fn same(what: &'static str, need: usize, got: usize) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
-use crate::shape::TILE_ROWS;
+use crate::kernels::TILE_ROWS;
 use crate::{Diversity, Error, Importance, LayerShape, Policy};
 
 /// Elements of the two workspace slices.
@@ -22,7 +22,7 @@ pub struct Workspace<'a> {
 }
 
 /// Queries whose logits are computed in one pass over the keys.
-pub(crate) const QUERY_BLOCK: usize = 4;
+pub(crate) const QUERY_BLOCK: usize = 8;
 
 impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.

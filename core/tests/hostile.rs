@@ -102,16 +102,49 @@ fn zero_keys_and_huge_parameters() {
     }
 }
 
-/// Half-precision rows give the scores of their widened values, bit for bit.
+/// Rows of any format give the scores of their widened values, bit for bit.
 #[test]
-fn half_rows_are_their_values() {
-    let mut l = Layer::random(&mut Rng(1), &[70, 45], 2, 9, 12, 0.0);
+fn rows_are_their_values() {
+    let mut l = Layer::random(&mut Rng(1), &[70, 45], 2, 64, 12, 0.0);
     let (keys, values) = (halves(&l.keys), halves(&l.values));
     l.keys = keys.iter().map(|x| x.to_f32()).collect();
     l.values = values.iter().map(|x| x.to_f32()).collect();
+    same_result(&l, Rows::F16(&keys), Rows::F16(&values));
+
+    let brains = |x: &[f32]| x.iter().map(|&x| half::bf16::from_f32(x)).collect::<Vec<_>>();
+    let (keys, values) = (brains(&l.keys), brains(&l.values));
+    l.keys = keys.iter().map(|x| x.to_f32()).collect();
+    l.values = values.iter().map(|x| x.to_f32()).collect();
+    same_result(&l, Rows::BF16(&keys), Rows::BF16(&values));
+
+    let (keys, values) = (q8_0(&mut l.keys), q8_0(&mut l.values));
+    same_result(&l, Rows::Q8_0(&keys), Rows::Q8_0(&values));
+    let mut v = l.view();
+    v.keys = Rows::Q8_0(&keys[..keys.len() - 1]);
+    assert!(matches!(evict_view(Dispatch::detect(), &policy("snapkv"), 20, &v), Err(Error::LengthMismatch { .. })));
+    v.shape.head_dim = 48;
+    assert!(matches!(evict_view(Dispatch::detect(), &policy("snapkv"), 20, &v), Err(Error::Config(_))));
+}
+
+fn same_result(l: &Layer, keys: Rows<'_>, values: Rows<'_>) {
     for p in all_policies() {
         let mut v = l.view();
-        (v.keys, v.values) = (Rows::F16(&keys), Some(Rows::F16(&values)));
-        assert_eq!(evict_view(Dispatch::detect(), &p, 20, &v).unwrap(), run(&p, 20, &l));
+        (v.keys, v.values) = (keys, Some(values));
+        assert_eq!(evict_view(Dispatch::detect(), &p, 20, &v).unwrap(), run(&p, 20, l));
     }
+}
+
+/// Quantises to blocks of 32 and writes the values the blocks stand for back.
+fn q8_0(x: &mut [f32]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for block in x.chunks_exact_mut(32) {
+        let d = half::f16::from_f32(block.iter().fold(0.0, |m: f32, x| m.max(x.abs())) / 127.0);
+        out.extend(d.to_le_bytes());
+        for x in block {
+            let q = (*x / d.to_f32()).round().clamp(-127.0, 127.0);
+            out.push((q as i8).cast_unsigned());
+            *x = q * d.to_f32();
+        }
+    }
+    out
 }

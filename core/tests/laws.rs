@@ -151,6 +151,20 @@ proptest! {
         }
     }
 
+    /// Every instruction set gives the same bits.
+    #[test]
+    fn levels_agree(p in policies(), l in layers(), budget in 1..70u32) {
+        let run = |d| evict_view(d, &p, budget, &l.view());
+        let expected = run(Dispatch::scalar());
+        let bits = |d| scores_on(d, &p, budget, &l).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        for d in Dispatch::available() {
+            prop_assert_eq!(&run(d), &expected, "{}", d.name());
+            if expected.is_ok() {
+                prop_assert_eq!(bits(d), bits(Dispatch::scalar()), "{}", d.name());
+            }
+        }
+    }
+
     #[test]
     fn equal_policies(p in policies(), l in layers(), budget in 1..70u32) {
         let run = |p: &Policy| evict_view(Dispatch::detect(), p, budget, &l.view()).map(|r| r.0);

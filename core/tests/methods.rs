@@ -129,9 +129,11 @@ fn pyramid_exact() {
         assert_eq!(out.iter().sum::<u32>(), budget * layers as u32);
         let w = window.min(budget - 1);
         let line = reference::pyramid_line(f64::from(budget - w), f64::from(seq - w), f64::from(beta), layers);
-        // Rounded running sums stay within one entry of the line.
+        // The running sum is rounded to the nearest whole entry.
+        let mut sums = (0.0, 0.0);
         for (b, x) in out.iter().zip(line) {
-            assert!((f64::from(*b) - x - f64::from(w)).abs() <= 1.0, "{out:?}");
+            sums = (sums.0 + f64::from(*b), sums.1 + x + f64::from(w));
+            assert!((sums.0 - sums.1).abs() <= 0.5 + 1e-6, "{out:?}");
         }
         assert!(out.windows(2).all(|w| w[0] + 1 >= w[1]), "{out:?}");
     }

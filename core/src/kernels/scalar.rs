@@ -1,14 +1,19 @@
 //! The normative kernels. A reduction runs in 16 virtual lanes: element `i` goes to lane `i % 16`, products are rounded
-//! before they are added (no fused multiply-add), and the lanes are folded in halves (lane `j` + lane `j + 8`, then 4,
-//! 2, 1). Any vector unit of up to 16 lanes can follow that order exactly.
+//! before they are added (no fused multiply-add), and the lanes are folded in halves (lane `j` with lane `j + 8`, then
+//! 4, 2, 1). Any vector unit of up to 16 lanes can follow that order exactly.
 
-use half::f16;
+use half::{bf16, f16};
 
-const LANES: usize = 16;
+use super::{Q8_0, Q8_0_BYTES};
 
-pub fn dot_rows(q: &[f32], rows: &[f32], out: &mut [f32]) {
-    for (o, row) in out.iter_mut().zip(rows.chunks_exact(q.len().max(1))) {
-        *o = lanes(q, row, |x, y| x * y);
+pub const LANES: usize = 16;
+
+pub fn dots(q: &[f32], head_dim: usize, rows: &[f32], out: &mut [f32], stride: usize) {
+    let d = head_dim.max(1);
+    for (q, out) in q.chunks_exact(d).zip(out.chunks_mut(stride.max(1))) {
+        for (o, row) in out.iter_mut().zip(rows.chunks_exact(d)) {
+            *o = lanes(q, row, |x, y| x * y);
+        }
     }
 }
 
@@ -21,6 +26,14 @@ pub fn sq_norms(rows: &[f32], head_dim: usize, out: &mut [f32]) {
 pub fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]) {
     for (o, row) in out.iter_mut().zip(rows.chunks_exact(c.len().max(1))) {
         *o = lanes(row, c, |x, y| (x - y) * (x - y));
+    }
+}
+
+pub fn add_rows(w: &[f32], rows: &[f32], y: &mut [f32]) {
+    let d = y.len().max(1);
+    for (j, y) in y.iter_mut().enumerate() {
+        let column = rows.get(j..).unwrap_or_default().iter().step_by(d);
+        *y += w.iter().zip(column).fold(0.0, |s, (&w, &x)| s + w * x);
     }
 }
 
@@ -40,14 +53,27 @@ pub fn sum(x: &[f32]) -> f32 {
     lanes(x, x, |x, _| x)
 }
 
-pub fn sum_squares(x: &[f32]) -> f32 {
-    lanes(x, x, |x, y| x * y)
+pub fn min_max(x: &[f32]) -> (f32, f32) {
+    let (mut lo, mut hi) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    for x in x.chunks(LANES) {
+        for ((lo, hi), &x) in lo.iter_mut().zip(&mut hi).zip(x) {
+            *lo = less(x, *lo, x, *lo);
+            *hi = less(*hi, x, x, *hi);
+        }
+    }
+    fold_min_max(lo, hi)
 }
 
-pub fn min_max(x: &[f32]) -> (f32, f32) {
-    x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(lo, hi), &x| {
-        (if x < lo { x } else { lo }, if x > hi { x } else { hi })
-    })
+/// Folds the lanes of a running least and greatest, first to last.
+pub fn fold_min_max(lo: [f32; LANES], hi: [f32; LANES]) -> (f32, f32) {
+    (
+        lo.into_iter().fold(f32::INFINITY, |lo, x| less(x, lo, x, lo)),
+        hi.into_iter().fold(f32::NEG_INFINITY, |hi, x| less(hi, x, x, hi)),
+    )
+}
+
+fn less(a: f32, b: f32, yes: f32, no: f32) -> f32 {
+    if a < b { yes } else { no }
 }
 
 pub fn exp_sum(max: f32, x: &mut [f32]) -> f32 {
@@ -63,23 +89,46 @@ pub fn widen_f16(src: &[f16], dst: &mut [f32]) {
     }
 }
 
-/// `exp(x)` for `x <= 0`: 0 below -87, within 2 units in the last place elsewhere. NaN stays NaN.
-fn exp(x: f32) -> f32 {
-    // x = n ln 2 + r with |r| <= ln 2 / 2; adding the magic number leaves n in the low bits of the sum.
-    const MAGIC: f32 = 12_582_912.0;
-    if x < -87.0 {
+pub fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = f32::from_bits(u32::from(s.to_bits()) << 16);
+    }
+}
+
+pub fn widen_q8_0(src: &[u8], dst: &mut [f32]) {
+    for (dst, block) in dst.as_chunks_mut::<Q8_0>().0.iter_mut().zip(src.as_chunks::<Q8_0_BYTES>().0) {
+        let [d0, d1, quants @ ..] = block;
+        let d = f16::from_le_bytes([*d0, *d1]).to_f32();
+        for (x, q) in dst.iter_mut().zip(quants) {
+            *x = d * f32::from(q.cast_signed());
+        }
+    }
+}
+
+/// The constants of [`exp`].
+pub mod exp_of {
+    /// Below it `exp` is 0.
+    pub const LEAST: f32 = -87.0;
+    /// 1.5 * 2^23: added to a small number, it leaves the rounded number in the low bits of the sum.
+    pub const MAGIC: f32 = 12_582_912.0;
+    /// ln 2 in two parts, the first short enough that a multiple by an exponent is exact.
+    pub const LN_2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
+    /// `(exp(r) - 1 - r) / r^2` for `|r| <= ln 2 / 2`, highest power first.
+    pub const POLYNOMIAL: [f32; 6] = [1.987_569_2e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+}
+
+/// `exp(x)` for `x <= 0`, within 2 units in the last place; 0 below -87. NaN stays NaN.
+pub fn exp(x: f32) -> f32 {
+    if x < exp_of::LEAST {
         return 0.0;
     }
-    let shifted = x * core::f32::consts::LOG2_E + MAGIC;
-    let n = shifted - MAGIC;
-    let r = x - n * 0.693_359_4;
-    let r = r - n * -2.121_944_4e-4;
-    let p = 1.987_569_2e-4;
-    let p = p * r + 1.398_2e-3;
-    let p = p * r + 8.333_452e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 0.5;
+    // x = n ln 2 + r
+    let shifted = x * core::f32::consts::LOG2_E + exp_of::MAGIC;
+    let n = shifted - exp_of::MAGIC;
+    let r = x - n * exp_of::LN_2.0;
+    let r = r - n * exp_of::LN_2.1;
+    let [c, rest @ ..] = exp_of::POLYNOMIAL;
+    let p = rest.into_iter().fold(c, |p, c| p * r + c);
     let y = p * (r * r) + r + 1.0;
     y * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
@@ -99,7 +148,7 @@ fn lanes(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     fold(acc)
 }
 
-fn fold(a: [f32; LANES]) -> f32 {
+pub fn fold(a: [f32; LANES]) -> f32 {
     let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = a;
     let [c0, c1, c2, c3] = [(a0 + b0) + (a4 + b4), (a1 + b1) + (a5 + b5), (a2 + b2) + (a6 + b6), (a3 + b3) + (a7 + b7)];
     (c0 + c2) + (c1 + c3)

@@ -111,6 +111,8 @@ pub fn evict_view(d: Dispatch, p: &Policy, budget: u32, v: &LayerView<'_>) -> Re
     let rows = match v.keys {
         Rows::F32(k) => k.len() / v.shape.head_dim,
         Rows::F16(k) => k.len() / v.shape.head_dim,
+        Rows::BF16(k) => k.len() / v.shape.head_dim,
+        Rows::Q8_0(k) => k.len() / (v.shape.head_dim / 32 * 34),
         _ => panic!("rows of another format"),
     };
     let len = p.workspace_len(v.shape, rows).ok_or(Error::Overflow("workspace"))?;
@@ -134,11 +136,15 @@ pub fn evict(p: &Policy, budget: u32, layer: &Layer) -> Kept {
 
 /// Scores, `[rows]`.
 pub fn scores(p: &Policy, budget: u32, layer: &Layer) -> Vec<f32> {
+    scores_on(Dispatch::detect(), p, budget, layer)
+}
+
+pub fn scores_on(d: Dispatch, p: &Policy, budget: u32, layer: &Layer) -> Vec<f32> {
     let len = p.workspace_len(layer.shape(), layer.rows()).unwrap();
     let (mut f32s, mut u32s) = (vec![f32::NAN; len.f32s], vec![0; len.u32s]);
     let mut out = vec![f32::NAN; layer.rows()];
     let w = Workspace { f32s: &mut f32s, u32s: &mut u32s };
-    score_layer(Dispatch::detect(), p, budget, &layer.view(), w, &mut out).unwrap();
+    score_layer(d, p, budget, &layer.view(), w, &mut out).unwrap();
     out
 }
 

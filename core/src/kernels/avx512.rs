@@ -1,0 +1,120 @@
+//! 16 lanes as one 512-bit vector.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::lanes::{Lanes, entries};
+use super::scalar::LANES;
+
+/// Proves AVX-512F.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(());
+
+impl Avx512 {
+    pub fn detect() -> Option<Self> {
+        #[cfg(feature = "std")]
+        let seen = std::is_x86_feature_detected!("avx512f");
+        #[cfg(not(feature = "std"))]
+        let seen = cfg!(target_feature = "avx512f");
+        seen.then_some(Self(()))
+    }
+}
+
+super::for_each_kernel!(entries, Avx512, "avx512f");
+
+impl Lanes for Avx512 {
+    type V = __m512;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::V {
+        // SAFETY: 16 elements are readable at `x`, and the token exists only if detection saw avx512f.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; LANES]) {
+        // SAFETY: 16 elements are writable at `out`, and the token exists only if detection saw avx512f.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+
+    #[inline(always)]
+    fn exp2_bits(self, v: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe {
+            let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(v));
+            _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f80_0000)))
+        }
+    }
+
+    #[inline(always)]
+    fn fold4(self, v: [Self::V; 4]) -> [f32; 4] {
+        let [a, b, c, d] = v;
+        // SAFETY: the token exists only if detection saw avx512f; the array holds the four floats stored.
+        unsafe {
+            // 256-bit halves of two arguments side by side: lane j + lane j + 8.
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            // One argument per 128 bits: lane j + lane j + 4, then within them.
+            let s = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let s = _mm512_add_ps(s, _mm512_permute_ps::<0x4e>(s));
+            let s = _mm512_add_ps(s, _mm512_permute_ps::<0xb1>(s));
+            let firsts = _mm512_maskz_compress_ps(0x1111, s);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(firsts));
+            out
+        }
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, x: &[f16; LANES]) -> Self::V {
+        // SAFETY: 16 halves are readable at `x`, and the token exists only if detection saw avx512f.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, x: &[bf16; LANES]) -> Self::V {
+        // SAFETY: 16 halves are readable at `x`, and the token exists only if detection saw avx512f.
+        unsafe {
+            let v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v))
+        }
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, x: &[i8; LANES]) -> Self::V {
+        // SAFETY: 16 bytes are readable at `x`, and the token exists only if detection saw avx512f.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+}

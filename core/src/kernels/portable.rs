@@ -1,0 +1,96 @@
+//! 16 lanes as four vectors of the `wide` crate, whose instruction set is the one the crate is compiled for: SSE2 on any
+//! x86-64, simd128 where wasm has it, plain numbers elsewhere.
+
+#![allow(clippy::arithmetic_side_effects)] // vectors of floats cannot overflow, and the integer sums wrap
+
+use half::{bf16, f16};
+use wide::{f32x4, i32x4};
+
+use super::lanes::Lanes;
+use super::scalar::LANES;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portable;
+
+impl Lanes for Portable {
+    type V = [f32x4; 4];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [f32x4::splat(x); 4]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::V {
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = *x;
+        [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]].map(f32x4::new)
+    }
+
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; LANES]) {
+        for (out, v) in out.as_chunks_mut::<4>().0.iter_mut().zip(v) {
+            *out = v.to_array();
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        [a0 + b0, a1 + b1, a2 + b2, a3 + b3]
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        [a0 - b0, a1 - b1, a2 - b2, a3 - b3]
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        [a0 * b0, a1 * b1, a2 * b2, a3 * b3]
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        let ([y0, y1, y2, y3], [n0, n1, n2, n3]) = (yes, no);
+        let pick = |a: f32x4, b: f32x4, y, n| a.simd_lt(b).bitselect(y, n);
+        [pick(a0, b0, y0, n0), pick(a1, b1, y1, n1), pick(a2, b2, y2, n2), pick(a3, b3, y3, n3)]
+    }
+
+    #[inline(always)]
+    fn exp2_bits(self, v: Self::V) -> Self::V {
+        v.map(|v| bits((int_bits(v) << 23i32) + i32x4::splat(0x3f80_0000)))
+    }
+
+    #[inline(always)]
+    fn fold4(self, v: [Self::V; 4]) -> [f32; 4] {
+        let halves = v.map(|[a, b, c, d]| (a + c) + (b + d));
+        let [a, b, c, d] = f32x4::transpose(halves);
+        ((a + c) + (b + d)).to_array()
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, x: &[f16; LANES]) -> Self::V {
+        self.load(&x.map(f16::to_f32))
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, x: &[bf16; LANES]) -> Self::V {
+        self.load(&x.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16)))
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, x: &[i8; LANES]) -> Self::V {
+        self.load(&x.map(f32::from))
+    }
+}
+
+fn int_bits(v: f32x4) -> i32x4 {
+    i32x4::new(v.to_array().map(|x| x.to_bits().cast_signed()))
+}
+
+fn bits(v: i32x4) -> f32x4 {
+    f32x4::new(v.to_array().map(|x| f32::from_bits(x.cast_unsigned())))
+}
