@@ -65,7 +65,7 @@ impl Choice {
 fn policy(method: &Method, args: &MethodArgs) -> Result<Policy, Failure> {
     let mut policy = method.policy;
     if let Some(window) = args.window {
-        if !matches!(policy.importance, Importance::Attention(_)) {
+        if policy.needs().window_queries == 0 {
             let hint = "which observes no queries: --keep-recent protects the last entries";
             return Err(unused("--window", method.name, hint));
         }

@@ -2,7 +2,8 @@
 
 use ecokv_core::methods::{ALL, Method};
 use ecokv_core::{
-    Depth, Diversity, Geometry, HeadBudget, Importance, LayerBudget, Mix, Pool, Protect, Recent, ValueNorm,
+    Attention, Depth, Diversity, Geometry, HeadBudget, Importance, LayerBudget, Mix, Pool, Protect, Queries, Recent,
+    ValueNorm,
 };
 
 use super::args::MethodsArgs;
@@ -60,16 +61,32 @@ fn importance(i: Importance) -> String {
         Importance::Random { .. } => "random".into(),
         Importance::KeyNorm => "small keys".into(),
         Importance::Given => "given".into(),
-        Importance::Attention(a) => {
-            let pool = match a.pool {
-                Pool::None => String::new(),
-                Pool::Mean { width, .. } => format!(", mean of {width}"),
-                Pool::Max { width } => format!(", max of {width}"),
-            };
-            let values = if a.value_norm == ValueNorm::Add { " + value norm" } else { "" };
-            format!("attention of {} queries{pool}{values}", a.window)
-        }
+        Importance::Lag { lag } => format!("deviation in chunks of {lag}"),
+        Importance::Attention(a) => attention(a),
     }
+}
+
+fn attention(a: Attention) -> String {
+    let queries = match a.queries {
+        Queries::Last(1) => "attention of the last query".into(),
+        Queries::Last(n) => format!("attention of {n} queries"),
+        Queries::All { per_visible: false } => "attention of all queries".into(),
+        Queries::All { per_visible: true } => "mean attention of all queries".into(),
+        Queries::Expected { .. } => "expected attention".into(),
+    };
+    let pool = match a.pool {
+        Pool::None => String::new(),
+        Pool::Mean { width, .. } => format!(", mean of {width}"),
+        Pool::Max { width } => format!(", max of {width}"),
+    };
+    let heads = if a.share_heads { ", heads together" } else { "" };
+    let values = match a.value_norm {
+        ValueNorm::None => "",
+        ValueNorm::Add => " + value norm",
+        ValueNorm::Times { .. } => " x value norm",
+        ValueNorm::Output { .. } => " x output norm",
+    };
+    format!("{queries}{pool}{heads}{values}")
 }
 
 fn diversity(d: Diversity) -> String {
@@ -113,11 +130,13 @@ pub fn layer_budget(b: LayerBudget) -> String {
 
 /// What is kept whatever its score.
 pub fn protects(p: Protect) -> String {
-    let parts = [("first", p.sinks), ("last", p.recent.entries())];
-    let parts: Vec<String> = parts.iter().filter(|(_, n)| *n > 0).map(|(which, n)| format!("{which} {n}")).collect();
-    match (parts.is_empty(), p.recent) {
-        (true, _) => "-".into(),
-        (_, Recent::Exact(_)) => format!("{} exactly", parts.join(", ")),
-        (_, Recent::Window(_)) => parts.join(", "),
-    }
+    let first = (p.sinks > 0).then(|| format!("first {}", p.sinks));
+    let last = match p.recent {
+        Recent::Window(0) | Recent::Exact(0) => None,
+        Recent::Window(n) => Some(format!("last {n}")),
+        Recent::Share(share) => Some(format!("last {:.0} % of the budget", 100.0 * share)),
+        Recent::Exact(n) => Some(format!("exactly the last {n}")),
+    };
+    let parts: Vec<String> = first.into_iter().chain(last).collect();
+    if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
