@@ -1,10 +1,14 @@
 //! The one entry point: check everything, score, share out, select.
 
 use crate::kernels::Dispatch;
+use crate::math::share;
 use crate::select::{Cut, PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Diversity, Error, Importance, LayerView, Mix, Policy, Recent, Workspace, score};
+use crate::{
+    Attention, Diversity, Error, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference, ValueNorm,
+    Workspace, score, tag,
+};
 
 /// Where the kept entries are written.
 #[derive(Debug)]
@@ -28,7 +32,8 @@ pub struct Report {
 
 /// Chooses the entries of one layer to keep.
 ///
-/// `budget` is the entries per KV head, on average over the heads, protected ones included. A layer whose heads all fit
+/// `budget` is the entries per KV head, on average over the heads, protected ones included
+/// ([`HeadBudget::Table`](crate::HeadBudget::Table) brings its own). A layer whose heads all fit
 /// is kept whole, without scoring. Nothing is written when an error is returned.
 ///
 /// Equal scores keep the older entry; a NaN score ranks below every number, and among NaNs the newer entry wins.
@@ -56,13 +61,13 @@ pub fn evict_layer(
     }
     score::fill(&job, &mut parts);
     let nan_scores = job.rank_all(parts.scores, parts.keys);
-    if parts.signal.is_empty() {
-        p.head_budget.allocate(&job, parts.keys, out.counts);
-    } else {
-        job.rank_all(parts.signal, parts.keys);
-        p.head_budget.allocate(&job, parts.keys, out.counts);
-    }
+    let signal = if parts.signal.is_empty() { &*parts.scores } else { &*parts.signal };
+    job.rank_all(signal, parts.keys);
+    p.head_budget.allocate(&job, signal, parts.keys, out.counts);
     job.rank_all(parts.scores, parts.keys);
+    if let Importance::Attention(Attention { value_norm: ValueNorm::Output { first_stage, .. }, .. }) = p.importance {
+        secure(&job, first_stage, parts.signal, out.counts, parts.keys);
+    }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
         let keys = head.of(parts.keys);
         let mut cut = Cut::top(keys.iter().copied(), count as usize);
@@ -101,6 +106,19 @@ pub fn score_layer(
     Ok(Report { recent_kept: job.recent, nan_scores })
 }
 
+/// Protects the best `first_stage` of each head's entries by `signal`.
+fn secure(job: &Job<'_>, first_stage: f32, signal: &[f32], counts: &[u32], keys: &mut [u32]) {
+    for (head, &count) in job.view.heads().zip(counts) {
+        let by_signal = head.of(signal).iter().enumerate().map(|(i, &s)| job.key(head, i, s));
+        let mut cut = Cut::top(by_signal.clone(), share(count, first_stage).max(1).min(count) as usize);
+        for (key, by_signal) in head.of_mut(keys).iter_mut().zip(by_signal) {
+            if cut.take(by_signal) {
+                *key = PROTECTED;
+            }
+        }
+    }
+}
+
 /// A checked call.
 pub(crate) struct Job<'a> {
     pub d: Dispatch,
@@ -118,11 +136,18 @@ impl<'a> Job<'a> {
     fn new(d: Dispatch, policy: &'a Policy, budget: u32, view: &'a LayerView<'a>) -> Result<Self, Error> {
         let rows = view.check()?;
         check_policy(policy, view)?;
-        let fits = view.lens.iter().all(|&len| len <= budget);
+        // A table of head budgets replaces the budget; what must fit every head must fit the smallest.
+        let table = if policy.needs().head_budgets { view.observation.head_budgets } else { &[] };
+        let budget = table.iter().copied().min().unwrap_or(budget);
+        let fits = match table {
+            [] => view.lens.iter().all(|&len| len <= budget),
+            _ => view.lens.iter().zip(table).all(|(len, budget)| len <= budget),
+        };
         let mut job = Self { d, policy, view, budget, rows, recent: 0, fits };
         let (exact, window) = match policy.protect.recent {
             Recent::Exact(n) => (n, 0),
             Recent::Window(n) => (0, n),
+            Recent::Share(x) => (0, share(budget, x)),
         };
         job.recent = exact;
         if fits {
@@ -146,12 +171,16 @@ impl<'a> Job<'a> {
     pub fn protected(&self, head: Head, i: usize) -> bool {
         i < self.policy.protect.sinks as usize
             || i >= self.candidates(head)
-            || self.view.protected_by_tag(head.start.saturating_add(i))
+            || self.view.tagged(head.start.saturating_add(i), tag::PROTECTED)
     }
 
-    fn count_protected(&self, head: Head) -> u32 {
+    pub fn count_protected(&self, head: Head) -> u32 {
         let n = (0..head.len).filter(|&i| self.protected(head, i)).count();
         u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    fn key(&self, head: Head, i: usize, score: f32) -> u32 {
+        if self.protected(head, i) { PROTECTED } else { rank(score, i) }
     }
 
     /// Turns scores into selection keys, returning how many candidates had none.
@@ -159,9 +188,8 @@ impl<'a> Job<'a> {
         let mut nan = 0u32;
         for head in self.view.heads() {
             for (i, (key, &s)) in head.of_mut(keys).iter_mut().zip(head.of(scores)).enumerate() {
-                let protected = self.protected(head, i);
-                *key = if protected { PROTECTED } else { rank(s, i) };
-                nan = nan.saturating_add(u32::from(s.is_nan() && !protected));
+                *key = self.key(head, i, s);
+                nan = nan.saturating_add(u32::from(s.is_nan() && *key != PROTECTED));
             }
         }
         nan
@@ -169,29 +197,42 @@ impl<'a> Job<'a> {
 }
 
 fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
-    let o = &view.observation;
+    let (needs, o) = (p.needs(), &view.observation);
     p.head_budget.check()?;
-    match p.importance {
-        Importance::Attention(a) => {
-            a.pool.check()?;
-            if a.window == 0 {
-                return Err(Error::Config("an observation window needs at least one query"));
-            }
-            if o.n_queries == 0 {
-                return Err(Error::MissingObservation("the last queries"));
-            }
+    if let Importance::Attention(a) = p.importance {
+        a.pool.check()?;
+        if matches!(a.queries, Queries::Last(0) | Queries::Peak(0)) {
+            return Err(Error::Config("an observation window needs at least one query"));
         }
-        Importance::Given if o.given.is_empty() && view.lens.iter().any(|&len| len > 0) => {
-            return Err(Error::MissingObservation("given scores"));
+        let [first, rest @ ..] = view.lens else { return Ok(()) };
+        if a.share_heads && rest.iter().any(|len| len != first) {
+            return Err(Error::Config("heads that keep the same entries must have the same length"));
         }
-        _ => {}
     }
-    if p.needs().values && view.values.is_none() {
-        return Err(Error::MissingObservation("values"));
+    if p.importance == (Importance::Lag { lag: 0 }) {
+        return Err(Error::Config("a chunk needs at least one entry"));
     }
-    let uses_diversity = !matches!(p.mix, Mix::Importance);
-    if uses_diversity && matches!(p.diversity, Diversity::None) {
+    if let Diversity::Geometry(Geometry { reference: Reference::Window(0), .. }) = p.diversity {
+        return Err(Error::Config("a window of keys needs at least one"));
+    }
+    if !matches!(p.mix, Mix::Importance) && matches!(p.diversity, Diversity::None) {
         return Err(Error::Config("the mix weighs a diversity the policy does not have"));
+    }
+    let empty = view.lens.iter().all(|&len| len == 0);
+    for (needed, there, what) in [
+        (needs.window_queries > 0, o.n_queries > 0, "the last queries"),
+        (needs.values, view.values.is_some(), "values"),
+        (needs.column_sums, empty || !o.column_sums.is_empty(), "column sums"),
+        (needs.query_mean, !o.query_mean.is_empty(), "the mean query"),
+        (needs.query_covariance, !o.query_covariance.is_empty(), "the covariance of the queries"),
+        (needs.output_norms, empty || !o.output_norms.is_empty(), "output norms"),
+        (needs.head_weights, !o.head_weights.is_empty(), "head weights"),
+        (needs.head_budgets, !o.head_budgets.is_empty(), "head budgets"),
+        (needs.given, empty || !o.given.is_empty(), "given scores"),
+    ] {
+        if needed && !there {
+            return Err(Error::MissingObservation(what));
+        }
     }
     Ok(())
 }

@@ -31,3 +31,10 @@ pub(crate) fn share(n: u32, share: f32) -> u32 {
     // f32 on purpose: the product rounds to what the decimal share means (0.7 of 10 is 7).
     ((n as f32 * share) as u32).min(n)
 }
+
+/// Copies what fits; `copy_from_slice` can panic.
+pub(crate) fn copy(from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+}

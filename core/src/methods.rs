@@ -1,6 +1,9 @@
 //! The methods by name. Each is a [`Policy`] and a [`LayerBudget`]; nothing else distinguishes them.
 
-use crate::policy::{Attention, Diversity, Edge, Evicted, Geometry, Importance, Mix, Pool, Protect, Recent, ValueNorm};
+use crate::policy::{
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Norm, Pool, Protect, Queries, Recent,
+    Reference, ValueNorm,
+};
 use crate::{HeadBudget, LayerBudget, Policy};
 
 /// A named method.
@@ -70,6 +73,60 @@ pub const ALL: &[Method] = &[
         layer_budget: LayerBudget::Uniform,
     },
     Method {
+        name: "h2o",
+        summary: "attention summed over all queries; half the budget for the newest",
+        source: "H2O, arXiv 2306.14048, per KV head",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::Attention(ALL_QUERIES),
+            protect: Protect { sinks: 0, recent: Recent::Share(0.5) },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "observed",
+        summary: "attention per query that could see the entry",
+        source: "kvpress ObservedAttention: h2o without its bias to old entries, nothing protected",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Attention(Attention { queries: Queries::All { per_visible: true }, ..ALL_QUERIES }),
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "tova",
+        summary: "attention of the last query over all heads; every head keeps the same entries",
+        source: "TOVA, arXiv 2401.06104; the last entry is protected, as kvpress does",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Attention(Attention {
+                queries: Queries::Last(1),
+                share_heads: true,
+                ..ALL_QUERIES
+            }),
+            protect: Protect { sinks: 0, recent: Recent::Window(1) },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "vatp",
+        summary: "h2o times the L1 norm of the value; first 20 and newest half protected",
+        source: "VATP, arXiv 2406.12335, on H2O",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::Attention(Attention {
+                value_norm: ValueNorm::Times { norm: Norm::L1, epsilon: 0.0 },
+                ..ALL_QUERIES
+            }),
+            protect: Protect { sinks: 20, recent: Recent::Share(0.5) },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
         name: "snapkv",
         summary: "attention from the last 32 queries, mean-pooled",
         source: "SnapKV, arXiv 2404.14469; group mean, as kvpress does",
@@ -99,6 +156,93 @@ pub const ALL: &[Method] = &[
         source: "AdaKV, arXiv 2407.11550; allocation of kvpress, whose total is exact",
         proof: "golden: kvpress",
         policy: Policy { head_budget: HeadBudget::Adaptive { floor: 0.2 }, ..SNAPKV },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "criticalkv",
+        summary: "half by snapkv, half by attention times what the value adds to the output",
+        source: "CriticalKV, arXiv 2502.03805; kvpress",
+        proof: "golden: kvpress",
+        policy: Policy { importance: Importance::Attention(CRITICAL), ..SNAPKV },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "criticaladakv",
+        summary: "criticalkv with adakv's head budgets",
+        source: "CriticalKV, arXiv 2502.03805; kvpress",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Attention(CRITICAL),
+            head_budget: HeadBudget::Adaptive { floor: 0.2 },
+            ..SNAPKV
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "expected",
+        summary: "attention expected of future queries, times the value norm; first 4 protected",
+        source: "ExpectedAttention, arXiv 2510.00636; kvpress",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Attention(Attention {
+                queries: Queries::Expected { covariance: true },
+                value_norm: ValueNorm::Times { norm: Norm::L2, epsilon: 0.0 },
+                ..ALL_QUERIES
+            }),
+            protect: Protect { sinks: 4, recent: Recent::Window(0) },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "lagkv",
+        summary: "entries that look unusual to the 128 that follow; first 4 and last chunks kept",
+        source: "LagKV, arXiv 2504.04704; kvpress",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Lag { lag: 128 },
+            protect: Protect { sinks: 4, recent: Recent::Window(0) },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "manifoldkv",
+        summary: "keys furthest from the mean key of their 4096 neighbours",
+        source: "ManifoldKV, arXiv 2602.08343, from a public summary that leaves the window's length open",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::None,
+            diversity: Diversity::Geometry(Geometry { reference: Reference::Window(4096), ..Geometry::new(1.0, 0.0) }),
+            mix: Mix::Diversity,
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "sparsemm",
+        summary: "snapkv with head budgets from an offline profile of the model",
+        source: "SparseMM, arXiv 2506.05344; exact total, surplus of short heads handed on",
+        proof: "reference",
+        policy: Policy { head_budget: HeadBudget::Table, ..SNAPKV },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "rkv",
+        summary: "attention of the last 8 queries against how much a key repeats others",
+        source: "R-KV, arXiv 2505.24133; a row without a copy spares nothing",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::Attention(Attention {
+                queries: Queries::Peak(8),
+                pool: Pool::Max { width: 7 },
+                ..ALL_QUERIES
+            }),
+            diversity: Diversity::Repetition { threshold: 0.5 },
+            mix: Mix::Raw(Depth::Constant(0.93)),
+            ..RECENT
+        }
+        .with_window(8),
         layer_budget: LayerBudget::Uniform,
     },
     Method {
@@ -133,10 +277,25 @@ const RECENT: Policy = Policy {
     evicted: Evicted::Drop,
 };
 
+const ALL_QUERIES: Attention = Attention {
+    queries: Queries::All { per_visible: false },
+    pool: Pool::None,
+    share_heads: false,
+    value_norm: ValueNorm::None,
+};
+
+const CRITICAL: Attention = Attention {
+    queries: Queries::Last(32),
+    pool: Pool::Mean { width: 5, edge: Edge::Zero },
+    share_heads: false,
+    value_norm: ValueNorm::Output { epsilon: 1e-4, first_stage: 0.5 },
+};
+
 const SNAPKV: Policy = Policy {
     importance: Importance::Attention(Attention {
-        window: 32,
+        queries: Queries::Last(32),
         pool: Pool::Mean { width: 5, edge: Edge::Zero },
+        share_heads: false,
         value_norm: ValueNorm::None,
     }),
     protect: Protect { sinks: 0, recent: Recent::Window(32) },
@@ -145,8 +304,9 @@ const SNAPKV: Policy = Policy {
 
 const MIXKV: Policy = Policy {
     importance: Importance::Attention(Attention {
-        window: 32,
+        queries: Queries::Last(32),
         pool: Pool::Mean { width: 5, edge: Edge::Zero },
+        share_heads: false,
         value_norm: ValueNorm::Add,
     }),
     diversity: Diversity::Geometry(Geometry::new(0.0, 1.0)),

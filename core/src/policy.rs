@@ -1,6 +1,6 @@
 //! A method as a value: six axes, each answering one question about a layer's eviction.
 
-use crate::budget::HeadBudget;
+use crate::heads::HeadBudget;
 
 /// How one layer decides what it keeps. A named method is a constant of this type: see [`methods`](crate::methods).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,19 +35,50 @@ pub enum Importance {
     KeyNorm,
     /// Attention received from the recorded queries.
     Attention(Attention),
+    /// How unusual key and value look to the tokens that follow (LagKV): entries after the protected sinks are cut into
+    /// chunks of `lag`; each element is min-max scaled by the next chunk, and the softmax over the chunk of its standard
+    /// deviation over channels, averaged over key and value, ranks the chunk's entries from 0 to `1 - 1 / lag`. The last
+    /// whole chunk, the rest and the sinks get 1. Shorter sequences are scored by recency.
+    Lag {
+        /// Entries of a chunk.
+        lag: u32,
+    },
     /// The host's own scores, from [`Observation::given`](crate::Observation::given).
     Given,
 }
 
-/// Attention received, averaged over the queries that can see the entry and over the query heads of the group.
+/// Attention received, averaged over the query heads of the group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Queries of the observation window (`w_obs`): the last ones. Fewer are used where fewer were recorded.
-    pub window: u32,
+    /// Whose attention.
+    pub queries: Queries,
     /// Smoothing along the sequence.
     pub pool: Pool,
+    /// Whether all KV heads are judged by their common mean and so keep the same entries; their lengths must be equal.
+    pub share_heads: bool,
     /// What the values contribute.
     pub value_norm: ValueNorm,
+}
+
+/// The queries whose attention counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// The last ones (`w_obs`), averaged over those that can see the entry. Fewer are used where fewer were recorded.
+    Last(u32),
+    /// The last ones, as R-KV reads them: the largest logit in the group, softmax over the candidates alone.
+    Peak(u32),
+    /// All so far, from [`Observation::column_sums`](crate::Observation::column_sums).
+    All {
+        /// Divides by the number of queries that could see the entry, its distance from the end. Plain sums favour old
+        /// entries.
+        per_visible: bool,
+    },
+    /// Future ones, as a normal distribution: [`Observation::query_mean`](crate::Observation::query_mean). Softmax over
+    /// the entries after the protected sinks.
+    Expected {
+        /// Uses [`Observation::query_covariance`](crate::Observation::query_covariance) too.
+        covariance: bool,
+    },
 }
 
 /// Smoothing of attention along the sequence, over the entries before the protected window.
@@ -79,12 +110,37 @@ pub enum Edge {
 }
 
 /// What the values contribute to importance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValueNorm {
     /// Nothing.
     None,
     /// `||v_i||_2`, min-max scaled and brought to the mean of the attention term, is added to it (MixKV).
     Add,
+    /// `(attention + epsilon) * ||v_i||` (VATP, ExpectedAttention).
+    Times {
+        /// Which norm.
+        norm: Norm,
+        /// Added to the attention.
+        epsilon: f32,
+    },
+    /// `(attention + epsilon) * o_i`, where `o_i` is the norm of what the value adds to the layer's output
+    /// ([`Observation::output_norms`](crate::Observation::output_norms)), after the best `first_stage` of the head's
+    /// entries were secured by attention alone (CriticalKV).
+    Output {
+        /// Added to the attention.
+        epsilon: f32,
+        /// Share of a head's entries chosen by attention alone.
+        first_stage: f32,
+    },
+}
+
+/// A vector norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Sum of the absolute values.
+    L1,
+    /// Euclidean.
+    L2,
 }
 
 /// The diversity term of the score.
@@ -94,41 +150,114 @@ pub enum Diversity {
     None,
     /// Distance of each key from the middle of its head's keys.
     Geometry(Geometry),
+    /// How little each key repeats others (R-KV): minus the softmax over the head's entries of the mean cosine with all
+    /// of them, where each entry spares the newest one more similar to it than `threshold`. `O(len^2 head_dim)`.
+    Repetition {
+        /// Cosine above which two keys are the same.
+        threshold: f32,
+    },
 }
 
 /// `alpha` times the Euclidean distance to the mean key plus `beta` times the negated cosine with the mean direction
-/// (the mean of the unit keys), each min-max scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the
-/// other metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
+/// (the mean of the unit keys), each scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the other
+/// metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
     /// Weight of the Euclidean part.
     pub alpha: f32,
     /// Weight of the angular part.
     pub beta: f32,
+    /// How the two combine.
+    pub combine: Combine,
+    /// How metrics, and importance beside them, are scaled.
+    pub scaling: Scaling,
+    /// What Euclidean distance is measured from.
+    pub reference: Reference,
+    /// How redundant the distances call a head, for [`Mix::HeadRedundancy`].
+    pub redundancy: Redundancy,
 }
 
 impl Geometry {
-    /// Both metrics with the given weights.
+    /// Both metrics with the given weights and the default of everything else, the first of each list.
     pub const fn new(alpha: f32, beta: f32) -> Self {
-        Self { alpha, beta }
+        Self {
+            alpha,
+            beta,
+            combine: Combine::Sum,
+            scaling: Scaling::MinMax,
+            reference: Reference::Mean,
+            redundancy: Redundancy::MeanOfRange,
+        }
     }
 }
 
-/// How importance `I` and diversity `D` become one score. In all but [`Mix::Diversity`], `D` is brought to the mean of
-/// the attention term; an importance that is not attention is min-max scaled over the candidates and takes its place.
+/// How two scaled metrics `e` and `c` combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// `alpha e + beta c`.
+    Sum,
+    /// `e^alpha c^beta`, of min-max scaled metrics.
+    Product,
+}
+
+/// How a term is made comparable over the candidates of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaling {
+    /// To `[0, 1]`; diversity is then brought to the mean of the attention term.
+    MinMax,
+    /// To mean 0 and standard deviation 1; importance likewise.
+    ZScore,
+    /// To the share of candidates below; importance likewise. `O(len^2)`.
+    Rank,
+}
+
+/// What Euclidean distance is measured from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The mean key of the head.
+    Mean,
+    /// The mean of the keys of the same kind: entries tagged [`tag::IMAGE`](crate::tag::IMAGE) and the others.
+    Modality,
+    /// The mean key of each stretch of this many entries.
+    Window(u32),
+}
+
+/// How redundant the distances `e_i` to the mean call a head; 1 is fully redundant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redundancy {
+    /// `1 - mean e / max e`.
+    MeanOfRange,
+    /// `||mean key||^2 / mean ||key||^2`: sees a common part of the keys, which attention does not.
+    Energy,
+    /// `1 - [2n / (n - 1) mean e^2] / (2 max e)^2`: the mean squared distance of pairs against its bound.
+    Pairs,
+    /// `1 - mean e / (largest mean e of the layer's heads)`.
+    Layer,
+}
+
+/// How importance `I` and diversity `D` become one score. Unless said otherwise, `D` is brought to the mean of the
+/// attention term; an importance that is not attention is min-max scaled over the candidates and takes its place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
     /// `I`.
     Importance,
-    /// `D`.
+    /// `D`, as measured.
     Diversity,
     /// `(1 - w) I + w D`.
     Weight(Depth),
+    /// `(1 - w) I + w D`, both as measured.
+    Raw(Depth),
     /// `(1 - rho) I + rho D`, `rho` being how much the keys of the head repeat each other:
-    /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where
-    /// `rho_c` is the mean cosine over pairs of keys and `rho_e = 1 - mean_i e_i / max_i e_i` for the distances `e_i`
-    /// to the mean key.
+    /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where `rho_c` is the mean cosine over pairs
+    /// of keys and `rho_e` the geometry's [`Redundancy`].
     HeadRedundancy,
+    /// `D` where `rho` reaches the threshold, `I` elsewhere.
+    HardRedundancy {
+        /// Least `rho` of a head that goes by diversity.
+        threshold: f32,
+    },
+    /// `(1 - w) I + w D`, `w` of each head from [`Observation::head_weights`](crate::Observation::head_weights).
+    HeadTable,
     /// `(attention + value term + D) / 3`: MixKV without head-wise weights.
     Thirds,
 }
@@ -162,7 +291,7 @@ impl Depth {
 
 /// What is kept whatever its score. Protected entries count against the budget. Entries tagged
 /// [`tag::PROTECTED`](crate::tag::PROTECTED) join these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Protect {
     /// The first entries of every head.
     pub sinks: u32,
@@ -171,20 +300,23 @@ pub struct Protect {
 }
 
 /// How many of the last entries are protected (`w_keep`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recent {
     /// The method's own window. It shrinks where the budget would leave no entry to be chosen by score;
     /// [`Report::recent_kept`](crate::Report::recent_kept) says what remained.
     Window(u32),
+    /// This share of the budget, shrinking likewise.
+    Share(f32),
     /// Exactly this many; a budget that cannot hold them is an error.
     Exact(u32),
 }
 
 impl Recent {
-    /// Entries protected when the budget allows.
+    /// Entries protected when the budget allows; 0 for a share, which depends on the budget.
     pub const fn entries(self) -> u32 {
         match self {
             Self::Window(n) | Self::Exact(n) => n,
+            Self::Share(_) => 0,
         }
     }
 }
@@ -198,30 +330,67 @@ pub enum Evicted {
 
 /// What the runtime has to record for a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Needs {
     /// Last queries of every query head.
     pub window_queries: usize,
     /// Value rows.
     pub values: bool,
+    /// [`Observation::column_sums`](crate::Observation::column_sums).
+    pub column_sums: bool,
+    /// [`Observation::query_mean`](crate::Observation::query_mean).
+    pub query_mean: bool,
+    /// [`Observation::query_covariance`](crate::Observation::query_covariance).
+    pub query_covariance: bool,
+    /// [`Observation::output_norms`](crate::Observation::output_norms).
+    pub output_norms: bool,
+    /// [`Observation::given`](crate::Observation::given).
+    pub given: bool,
+    /// [`Observation::head_weights`](crate::Observation::head_weights).
+    pub head_weights: bool,
+    /// [`Observation::head_budgets`](crate::Observation::head_budgets).
+    pub head_budgets: bool,
 }
 
 impl Policy {
     /// What [`evict_layer`](crate::evict_layer) reads for this policy besides the keys.
     pub const fn needs(&self) -> Needs {
-        match self.importance {
-            Importance::Attention(a) => {
-                Needs { window_queries: a.window as usize, values: matches!(a.value_norm, ValueNorm::Add) }
+        let mut needs = Needs {
+            window_queries: 0,
+            values: matches!(self.importance, Importance::Lag { .. }),
+            column_sums: false,
+            query_mean: false,
+            query_covariance: false,
+            output_norms: false,
+            given: matches!(self.importance, Importance::Given),
+            head_weights: matches!(self.mix, Mix::HeadTable),
+            head_budgets: matches!(self.head_budget, HeadBudget::Table),
+        };
+        if let Importance::Attention(a) = self.importance {
+            match a.queries {
+                Queries::Last(w) | Queries::Peak(w) => needs.window_queries = w as usize,
+                Queries::All { .. } => needs.column_sums = true,
+                Queries::Expected { covariance } => {
+                    needs.query_mean = true;
+                    needs.query_covariance = covariance;
+                }
             }
-            _ => Needs { window_queries: 0, values: false },
+            needs.values = matches!(a.value_norm, ValueNorm::Add | ValueNorm::Times { .. });
+            needs.output_norms = matches!(a.value_norm, ValueNorm::Output { .. });
         }
+        needs
     }
 
-    /// Observes with `w` queries (where the method observes at all) and keeps the last `w` entries, shrinking where
+    /// Observes with `w` queries (where the method observes a window) and keeps the last `w` entries, shrinking where
     /// the budget is smaller: see [`Recent::Window`].
     #[must_use]
     pub const fn with_window(mut self, w: u32) -> Self {
         if let Importance::Attention(mut a) = self.importance {
-            a.window = w;
+            match a.queries {
+                Queries::Last(_) => a.queries = Queries::Last(w),
+                Queries::Peak(_) => a.queries = Queries::Peak(w),
+                Queries::All { .. } | Queries::Expected { .. } => {}
+            }
             self.importance = Importance::Attention(a);
         }
         self.protect.recent = Recent::Window(w);
@@ -252,7 +421,7 @@ impl Policy {
                 self.diversity = Diversity::Geometry(g);
                 Some(self)
             }
-            Diversity::None => None,
+            Diversity::None | Diversity::Repetition { .. } => None,
         }
     }
 

@@ -42,8 +42,22 @@ pub struct Observation<'a> {
     /// The last queries of the prompt as attention used them (after bias, norm and RoPE),
     /// `[n_heads][n_queries][head_dim]`. Query `t` sits at cache index `len - n_queries + t` of its head.
     pub queries: &'a [f32],
+    /// Attention each entry received, summed over all queries so far and over the query heads of its group, `[rows]`.
+    pub column_sums: &'a [f32],
+    /// Mean of the queries to expect, as attention will use them (see [`expected`](crate::expected)),
+    /// `[n_heads][head_dim]`.
+    pub query_mean: &'a [f32],
+    /// Covariance of the queries to expect, `[n_heads][head_dim][head_dim]`.
+    pub query_covariance: &'a [f32],
+    /// `||W_O v||_1` of every value, averaged over the query heads of its group, `W_O` being the columns of the layer's
+    /// output projection that belong to the query head, `[rows]`.
+    pub output_norms: &'a [f32],
     /// The host's own scores for [`Importance::Given`](crate::Importance::Given), `[rows]`; higher is kept.
     pub given: &'a [f32],
+    /// Weight of diversity in each head for [`Mix::HeadTable`](crate::Mix::HeadTable), `[n_kv_heads]`.
+    pub head_weights: &'a [f32],
+    /// Entries each head keeps for [`HeadBudget::Table`](crate::HeadBudget::Table), `[n_kv_heads]`.
+    pub head_budgets: &'a [u32],
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -52,6 +66,8 @@ pub struct Observation<'a> {
 pub mod tag {
     /// The entry is always kept (system prompt, image boundary, ...). It counts against the budget.
     pub const PROTECTED: u8 = 1;
+    /// The entry comes from an image.
+    pub const IMAGE: u8 = 2;
 }
 
 /// One layer's cache, borrowed. Head `h` owns rows `starts[h] .. starts[h] + lens[h]`, oldest first; heads may have
@@ -87,6 +103,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// A head of the single row `i`.
+    pub fn row(self, i: usize) -> Self {
+        Self { start: self.start.saturating_add(i), len: 1, ..self }
+    }
+
     /// This head's part of a `[rows]` slice.
     pub fn of<'a, T>(&self, x: &'a [T]) -> &'a [T] {
         x.get(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
@@ -115,9 +136,20 @@ impl<'a> LayerView<'a> {
         let o = &self.observation;
         let queries = n_heads.checked_mul(head_dim).and_then(|n| n.checked_mul(o.n_queries));
         same("queries", queries.ok_or(Error::Overflow("queries"))?, o.queries.len())?;
-        for (what, len) in [("given", o.given.len()), ("tags", o.tags.len())] {
-            if len != 0 {
-                same(what, rows, len)?;
+        let mean = n_heads.checked_mul(head_dim).ok_or(Error::Overflow("query_mean"))?;
+        let covariance = mean.checked_mul(head_dim).ok_or(Error::Overflow("query_covariance"))?;
+        for (what, need, got) in [
+            ("column_sums", rows, o.column_sums.len()),
+            ("query_mean", mean, o.query_mean.len()),
+            ("query_covariance", covariance, o.query_covariance.len()),
+            ("output_norms", rows, o.output_norms.len()),
+            ("given", rows, o.given.len()),
+            ("tags", rows, o.tags.len()),
+            ("head_weights", n_kv_heads, o.head_weights.len()),
+            ("head_budgets", n_kv_heads, o.head_budgets.len()),
+        ] {
+            if got != 0 {
+                same(what, need, got)?;
             }
         }
         let mut free = 0u64;
@@ -149,8 +181,9 @@ impl<'a> LayerView<'a> {
         )
     }
 
-    pub(crate) fn protected_by_tag(&self, row: usize) -> bool {
-        self.observation.tags.get(row).is_some_and(|t| t & tag::PROTECTED != 0)
+    /// Whether a row carries one of these flags.
+    pub(crate) fn tagged(&self, row: usize, flags: u8) -> bool {
+        self.observation.tags.get(row).is_some_and(|t| t & flags != 0)
     }
 }
 
@@ -213,7 +246,7 @@ fn q8_0_row(head_dim: usize) -> Result<usize, Error> {
 }
 
 /// Rows `first .. first + n` of `x`.
-fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
+pub(crate) fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
     let from = first.saturating_mul(row);
     x.get(from..from.saturating_add(n.saturating_mul(row))).unwrap_or_default()
 }

@@ -40,11 +40,13 @@ pub(crate) struct Parts<'a> {
     pub scores: &'a mut [f32],
     /// Attention received, `[rows]`; empty if the policy has none.
     pub signal: &'a mut [f32],
-    /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics.
+    /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics and a row of scratch.
     pub temp: &'a mut [f32],
     /// Widened rows, `[TILE_ROWS][head_dim]`.
     pub tile: &'a mut [f32],
-    /// `[head_dim]` each; empty if the policy has no geometry.
+    /// Covariance times a tile, `[head_dim][TILE_ROWS]`; empty if the policy has none.
+    pub matrix: &'a mut [f32],
+    /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
     pub direction: &'a mut [f32],
     /// Selection keys, `[rows]`.
@@ -56,6 +58,7 @@ struct Lens {
     signal: usize,
     temp: usize,
     tile: usize,
+    matrix: usize,
     vector: usize,
     f32s: usize,
 }
@@ -73,6 +76,7 @@ impl<'a> Parts<'a> {
             Ok(head)
         };
         let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
+        let matrix = take(lens.matrix)?;
         let vectors = (take(lens.vector)?, take(lens.vector)?);
         let got = w.u32s.len();
         let keys = w.u32s.get_mut(..rows).ok_or(short("u32s", rows, got))?;
@@ -81,6 +85,7 @@ impl<'a> Parts<'a> {
             signal: parts.1,
             temp: parts.2,
             tile: parts.3,
+            matrix,
             mean: vectors.0,
             direction: vectors.1,
             keys,
@@ -89,11 +94,11 @@ impl<'a> Parts<'a> {
 
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let geometry = matches!(p.diversity, Diversity::Geometry(_));
+        let vectors = !matches!(p.diversity, Diversity::None) || matches!(p.importance, Importance::Lag { .. });
         let temps = if attention {
             QUERY_BLOCK
-        } else if geometry {
-            2
+        } else if vectors {
+            3
         } else {
             0
         };
@@ -101,10 +106,11 @@ impl<'a> Parts<'a> {
             return None;
         };
         let signal = if attention { rows } else { 0 };
-        let vector = if geometry { shape.head_dim } else { 0 };
+        let vector = if vectors { shape.head_dim } else { 0 };
+        let matrix = if p.needs().query_covariance { tile } else { 0 };
         let mut f32s = rows;
         let mut i = 0;
-        let parts = [signal, temp, tile, vector, vector];
+        let parts = [signal, temp, tile, matrix, vector, vector];
         while i < parts.len() {
             #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
             let part = parts[i];
@@ -117,6 +123,6 @@ impl<'a> Parts<'a> {
                 i += 1;
             }
         }
-        Some(Lens { rows, signal, temp, tile, vector, f32s })
+        Some(Lens { rows, signal, temp, tile, matrix, vector, f32s })
     }
 }

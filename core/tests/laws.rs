@@ -13,38 +13,71 @@ fn importances() -> impl Strategy<Value = Importance> {
         Just(Pool::Mean { width: 3, edge: Edge::Renormalise }),
         Just(Pool::Max { width: 7 }),
     ];
-    let values = prop_oneof![Just(ValueNorm::None), Just(ValueNorm::Add)];
+    let queries = prop_oneof![
+        4 => (1..20u32).prop_map(Queries::Last),
+        1 => (1..20u32).prop_map(Queries::Peak),
+        1 => any::<bool>().prop_map(|per_visible| Queries::All { per_visible }),
+        1 => any::<bool>().prop_map(|covariance| Queries::Expected { covariance }),
+    ];
+    let values = prop_oneof![
+        Just(ValueNorm::None),
+        Just(ValueNorm::Add),
+        Just(ValueNorm::Times { norm: Norm::L1, epsilon: 0.0 }),
+        Just(ValueNorm::Times { norm: Norm::L2, epsilon: 0.01 }),
+    ];
     prop_oneof![
         Just(Importance::None),
         Just(Importance::Recency),
         any::<u64>().prop_map(|seed| Importance::Random { seed }),
         Just(Importance::KeyNorm),
+        (1..20u32).prop_map(|lag| Importance::Lag { lag }),
         Just(Importance::Given),
-        (1..20u32, pool, values)
-            .prop_map(|(window, pool, value_norm)| { Importance::Attention(Attention { window, pool, value_norm }) }),
+        (queries, pool, values).prop_map(|(queries, pool, value_norm)| {
+            Importance::Attention(Attention { queries, pool, share_heads: false, value_norm })
+        }),
     ]
 }
 
 fn diversities() -> impl Strategy<Value = (Diversity, Mix)> {
-    let geometry = prop_oneof![Just((0.5, 0.5)), Just((0.0, 1.0)), Just((1.0, 0.0)), Just((0.3, 0.9))];
+    let weights = prop_oneof![Just((0.5, 0.5)), Just((0.0, 1.0)), Just((1.0, 0.0)), Just((0.3, 0.9))];
+    let combine = prop_oneof![Just(Combine::Sum), Just(Combine::Product)];
+    let scaling = prop_oneof![4 => Just(Scaling::MinMax), 1 => Just(Scaling::ZScore), 1 => Just(Scaling::Rank)];
+    let reference = prop_oneof![4 => Just(Reference::Mean), 1 => Just(Reference::Modality), 1 => (1..30u32).prop_map(Reference::Window)];
+    let redundancy = prop_oneof![
+        Just(Redundancy::MeanOfRange),
+        Just(Redundancy::Energy),
+        Just(Redundancy::Pairs),
+        Just(Redundancy::Layer)
+    ];
+    let geometry = (weights, combine, scaling, reference, redundancy).prop_map(
+        |((alpha, beta), combine, scaling, reference, redundancy)| {
+            // A product of scores that may be negative means nothing.
+            let combine = if scaling == Scaling::ZScore { Combine::Sum } else { combine };
+            Diversity::Geometry(Geometry { alpha, beta, combine, scaling, reference, redundancy })
+        },
+    );
     let mix = prop_oneof![
         Just(Mix::Importance),
         Just(Mix::Diversity),
         Just(Mix::HeadRedundancy),
+        Just(Mix::HardRedundancy { threshold: 0.5 }),
+        Just(Mix::HeadTable),
         Just(Mix::Thirds),
+        Just(Mix::Raw(Depth::Constant(0.4))),
         Just(Mix::Weight(Depth::Constant(0.3))),
         Just(Mix::Weight(Depth::Linear { first: 0.9, last: 0.1 })),
     ];
-    prop_oneof![
-        Just((Diversity::None, Mix::Importance)),
-        (geometry, mix).prop_map(|((a, b), mix)| (Diversity::Geometry(Geometry::new(a, b)), mix)),
-    ]
+    let other = prop_oneof![4 => geometry, 1 => Just(Diversity::Repetition { threshold: 0.5 })];
+    prop_oneof![1 => Just((Diversity::None, Mix::Importance)), 4 => (other, mix)]
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
-    let recent = prop_oneof![(0..12u32).prop_map(Recent::Window), (0..4u32).prop_map(Recent::Exact)];
+    let recent =
+        prop_oneof![(0..12u32).prop_map(Recent::Window), (0..4u32).prop_map(Recent::Exact), Just(Recent::Share(0.5))];
     let heads = prop_oneof![
         Just(HeadBudget::Uniform),
+        (0..=10u32, any::<bool>())
+            .prop_map(|(f, normalise)| HeadBudget::AdaptivePaper { floor: f as f32 / 10.0, normalise }),
         (0..=10u32).prop_map(|f| HeadBudget::Adaptive { floor: f as f32 / 10.0 })
     ];
     (importances(), diversities(), 0..4u32, recent, heads).prop_map(
@@ -81,20 +114,26 @@ fn demanded(p: &Policy, l: &Layer, h: usize, i: usize, recent: u32) -> bool {
 }
 
 fn relabel(l: &Layer, order: &[usize]) -> Layer {
-    let mut out = Layer { keys: vec![], values: vec![], queries: vec![], given: vec![], lens: vec![], ..l.clone() };
-    out.tags.clear();
+    let mut out = Layer { group: l.group, head_dim: l.head_dim, n_queries: l.n_queries, ..Default::default() };
+    (out.n_kv_heads, out.scale, out.layer, out.n_layers) = (l.n_kv_heads, l.scale, l.layer, l.n_layers);
     for &h in order {
         let (s, n, d) = (l.starts[h] as usize, l.lens[h] as usize, l.head_dim);
         out.lens.push(l.lens[h]);
         out.keys.extend(&l.keys[s * d..(s + n) * d]);
         out.values.extend(&l.values[s * d..(s + n) * d]);
         out.given.extend(&l.given[s..s + n]);
+        out.column_sums.extend(&l.column_sums[s..s + n]);
+        out.output_norms.extend(&l.output_norms[s..s + n]);
+        let g = l.group * d;
+        out.query_mean.extend(&l.query_mean[h * g..(h + 1) * g]);
+        out.query_covariance.extend(&l.query_covariance[h * g * d..(h + 1) * g * d]);
         if !l.tags.is_empty() {
             out.tags.extend(&l.tags[s..s + n]);
         }
         let q = l.group * l.n_queries * d;
         out.queries.extend(&l.queries[h * q..(h + 1) * q]);
     }
+    out.head_weights = order.iter().map(|&h| l.head_weights[h]).collect();
     out.place();
     out
 }
@@ -131,7 +170,7 @@ proptest! {
             prop_assert_eq!(&counts, &l.lens);
         } else if let HeadBudget::Uniform = p.head_budget {
             prop_assert!(counts.iter().zip(&l.lens).all(|(c, n)| *c == budget.min(*n)));
-        } else {
+        } else if let HeadBudget::Adaptive { .. } = p.head_budget {
             prop_assert_eq!(counts.iter().sum::<u32>(), total.min(budget * l.n_kv_heads as u32));
         }
     }
@@ -199,8 +238,7 @@ proptest! {
         let order: Vec<usize> = (0..l.n_kv_heads).rev().collect();
         let run = |l: &Layer| evict_view(Dispatch::detect(), &p, budget, &l.view()).map(|r| r.0);
         // Between heads, equal scores are told apart by age first, then by the head's number.
-        prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_) | Importance::Given));
-        prop_assume!(p.head_budget == HeadBudget::Uniform || !matches!(p.mix, Mix::Diversity | Mix::HeadRedundancy));
+        prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_)));
         let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Kept>());
         prop_assert_eq!(run(&l), turned);
     }
@@ -218,7 +256,7 @@ proptest! {
     /// Gaps between the heads of the arena, filled with garbage, do not matter.
     #[test]
     fn gaps_do_not_matter(p in policies(), l in layers(), budget in 1..70u32, gap in 1..4u32) {
-        let mut wide = Layer { keys: vec![], values: vec![], given: vec![], ..l.clone() };
+        let mut wide = Layer { keys: vec![], values: vec![], given: vec![], column_sums: vec![], output_norms: vec![], ..l.clone() };
         wide.tags.clear();
         let (d, mut at) = (l.head_dim, 0);
         for h in 0..l.n_kv_heads {
@@ -229,8 +267,14 @@ proptest! {
                 to.extend(&from[s * d..(s + n) * d]);
                 to.extend(vec![f32::NAN; gap as usize * d]);
             }
-            wide.given.extend(&l.given[s..s + n]);
-            wide.given.extend(vec![f32::INFINITY; gap as usize]);
+            for (to, from) in [
+                (&mut wide.given, &l.given),
+                (&mut wide.column_sums, &l.column_sums),
+                (&mut wide.output_norms, &l.output_norms),
+            ] {
+                to.extend(&from[s..s + n]);
+                to.extend(vec![f32::INFINITY; gap as usize]);
+            }
             if !l.tags.is_empty() {
                 wide.tags.extend(&l.tags[s..s + n]);
                 wide.tags.extend(vec![tag::PROTECTED; gap as usize]);

@@ -19,13 +19,14 @@ fn call(p: &Policy, budget: u32, l: &Layer, f32s: usize, u32s: usize) -> Result<
 
 #[test]
 fn workspace_is_exact() {
-    let l = Layer::random(&mut Rng(3), &[40, 50], 2, 8, 32, 1.0);
+    let mut l = Layer::random(&mut Rng(3), &[45, 45], 2, 8, 32, 1.0);
+    l.head_budgets = vec![40; 2];
     for m in methods::ALL {
         let len = m.policy.workspace_len(l.shape(), l.rows()).unwrap();
-        call(&m.policy, 35, &l, len.f32s, len.u32s).unwrap();
+        call(&m.policy, 40, &l, len.f32s, len.u32s).unwrap();
         let short = |what, need| Err(Error::WorkspaceTooSmall { what, need, got: need - 1 });
-        assert_eq!(call(&m.policy, 35, &l, len.f32s - 1, len.u32s), short("f32s", len.f32s), "{}", m.name);
-        assert_eq!(call(&m.policy, 35, &l, len.f32s, len.u32s - 1), short("u32s", len.u32s), "{}", m.name);
+        assert_eq!(call(&m.policy, 40, &l, len.f32s - 1, len.u32s), short("f32s", len.f32s), "{}", m.name);
+        assert_eq!(call(&m.policy, 40, &l, len.f32s, len.u32s - 1), short("u32s", len.u32s), "{}", m.name);
     }
 }
 
@@ -66,6 +67,33 @@ fn refusals_write_nothing() {
     assert!(matches!(run(&|l| (l.n_queries, l.queries) = (0, vec![])), Error::MissingObservation(_)));
 }
 
+/// Everything a policy says it needs is missed when it is not there, and nothing else is.
+#[test]
+fn needs_are_what_is_read() {
+    let mut full = Layer::random(&mut Rng(4), &[45, 45], 2, 8, 32, 1.0);
+    full.head_budgets = vec![40; 2];
+    for m in methods::ALL {
+        let needs = m.policy.needs();
+        let len = m.policy.workspace_len(full.shape(), 90).unwrap();
+        let run = |change: &dyn Fn(&mut LayerView<'_>)| {
+            let mut v = full.view();
+            change(&mut v);
+            evict_view(Dispatch::detect(), &m.policy, 40, &v).map(|_| ()).is_ok()
+        };
+        assert!(call(&m.policy, 40, &full, len.f32s, len.u32s).is_ok());
+        let without_queries = run(&|v| (v.observation.n_queries, v.observation.queries) = (0, &[]));
+        assert_eq!(without_queries, needs.window_queries == 0, "{}", m.name);
+        assert_eq!(run(&|v| v.values = None), !needs.values, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.column_sums = &[]), !needs.column_sums, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.query_mean = &[]), !needs.query_mean, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.query_covariance = &[]), !needs.query_covariance, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.output_norms = &[]), !needs.output_norms, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.head_weights = &[]), !needs.head_weights, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.head_budgets = &[]), !needs.head_budgets, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.given = &[]), !needs.given, "{}", m.name);
+    }
+}
+
 #[test]
 fn outputs_too_short() {
     let l = Layer::random(&mut Rng(4), &[40, 50], 2, 8, 8, 1.0);
@@ -89,9 +117,13 @@ fn policies_that_mean_nothing() {
     let snap = policy("snapkv");
     let Importance::Attention(a) = snap.importance else { panic!() };
     let with = |a| Policy { importance: Importance::Attention(a), ..snap };
-    assert!(matches!(run(with(Attention { window: 0, ..a })), Error::Config(_)));
+    assert!(matches!(run(with(Attention { queries: Queries::Last(0), ..a })), Error::Config(_)));
     assert!(matches!(run(with(Attention { pool: Pool::Max { width: 4 }, ..a })), Error::Config(_)));
     assert!(matches!(run(Policy { mix: Mix::HeadRedundancy, ..snap }), Error::Config(_)));
+    let uneven = Layer::random(&mut Rng(4), &[40, 41], 1, 8, 8, 1.0);
+    let shared = with(Attention { share_heads: true, ..a });
+    assert!(matches!(call(&shared, 20, &uneven, 1 << 16, 1 << 16), Err(Error::Config(_))));
+    assert!(matches!(run(Policy { importance: Importance::Lag { lag: 0 }, ..snap }), Error::Config(_)));
     for floor in [-0.1, 1.5, f32::NAN] {
         assert!(matches!(run(snap.with_head_budget(HeadBudget::Adaptive { floor })), Error::Config(_)));
     }

@@ -105,6 +105,91 @@ fn adakv() {
     }
 }
 
+#[test]
+fn h2o() {
+    for l in layers(1) {
+        let sums = |h: usize| {
+            let s = l.starts[h] as usize;
+            l.column_sums[s..s + l.lens[h] as usize - 15].iter().map(|&x| f64::from(x) / l.group as f64).collect()
+        };
+        check("h2o", &policy("h2o"), 30, 15, &l, sums);
+        // With the bias to old entries removed.
+        let mut p = policy("observed");
+        p.protect.recent = Recent::Window(15);
+        let fair = |h: usize| {
+            let n = l.lens[h] as usize;
+            sums(h).iter().enumerate().map(|(i, s)| s / (n - i) as f64).collect::<Vec<f64>>()
+        };
+        check("observed", &p, 30, 15, &l, fair);
+    }
+}
+
+#[test]
+fn vatp() {
+    for l in layers(1) {
+        let product = |h: usize| -> Vec<f64> {
+            let (s, n) = (l.starts[h] as usize, l.lens[h] as usize);
+            let norm = |i| l.value(h, i).iter().map(|x| f64::from(x.abs())).sum::<f64>();
+            (0..n - 12).map(|i| f64::from(l.column_sums[s + i]) / l.group as f64 * norm(i)).collect()
+        };
+        check("vatp", &policy("vatp").with_sinks(0), 24, 12, &l, product);
+    }
+}
+
+#[test]
+fn manifoldkv() {
+    for l in layers(1) {
+        check("manifoldkv", &policy("manifoldkv"), 24, 0, &l, |h| reference::geometry(&l, h).distances);
+    }
+}
+
+/// All heads keep what they attend to on average.
+#[test]
+fn shared_heads() {
+    let l = Layer::random(&mut Rng(8), &[50, 50, 50], 2, 8, 1, 0.0);
+    let heads: Vec<_> = (0..6).map(|q| reference::attention(&l, q, 1).remove(0)).collect();
+    let mean: Vec<f64> = (0..49).map(|i| heads.iter().map(|a| a[i]).sum::<f64>() / 6.0).collect();
+    check("tova", &policy("tova"), 10, 1, &l, |_| mean.clone());
+}
+
+/// Both pairings of a rotation by a known angle, and of none.
+#[test]
+fn mean_rotations() {
+    let frequencies = [std::f32::consts::FRAC_PI_2];
+    let (mut cos, mut sin) = ([0.0], [0.0]);
+    expected::mean_rotation(&frequencies, 1, 1, &mut cos, &mut sin); // a quarter turn
+    assert!(cos[0].abs() < 1e-6 && (sin[0] - 1.0).abs() < 1e-6);
+    let (mut mean, mut covariance) = ([1.0, 0.0, 5.0], [2.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 7.0]);
+    expected::rotate(expected::Pairing::Halves, &[0.0], &[1.0], &mut mean, &mut covariance);
+    assert_eq!(mean, [0.0, 1.0, 5.0]);
+    assert_eq!(covariance, [3.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 7.0]);
+    // Two pairs: halves turns (0, 2) and (1, 3), neighbours (0, 1) and (2, 3).
+    let mut x = [1.0, 2.0, 3.0, 4.0];
+    expected::rotate(expected::Pairing::Neighbours, &[0.0, 1.0], &[1.0, 0.0], &mut x, &mut []);
+    assert_eq!(x, [-2.0, 1.0, 3.0, 4.0]);
+    // Positions 0 to 3 of a quarter turn each cancel.
+    expected::mean_rotation(&frequencies, 0, 4, &mut cos, &mut sin);
+    assert!(cos[0].abs() < 1e-6 && sin[0].abs() < 1e-6);
+}
+
+/// By hand, chunks of two in one dimension: no sinks, entries 0..2 judged by 2..4, 2..4 by 4..6, the rest 1.
+#[test]
+fn lagkv_by_hand() {
+    let mut l = Layer { n_kv_heads: 1, group: 1, head_dim: 2, scale: 1.0, n_layers: 1, ..Default::default() };
+    // Ranges of chunk 1: channel 0 from 0 to 1, channel 1 from 0 to 2. Entry 0 scales to (1, 1): no deviation;
+    // entry 1 to (3, 0).
+    l.keys = vec![1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 2.0, 1.0, 9.0, 9.0];
+    l.values = l.keys.clone();
+    l.lens = vec![7];
+    l.place();
+    let p = Policy { importance: Importance::Lag { lag: 2 }, ..policy("full") };
+    // Ranges of chunk 2: 0 to 2 and 0 to 1. Entry 2 scales to (0, 0), entry 3 to (0.5, 2).
+    assert_eq!(scores(&p, 3, &l), [0.0, 0.5, 0.0, 0.5, 1.0, 1.0, 1.0]);
+    // Too short for two chunks: recency.
+    let p = Policy { importance: Importance::Lag { lag: 4 }, ..policy("full") };
+    assert_eq!(evict(&p, 3, &l), [[4, 5, 6]]);
+}
+
 /// Head budgets of a mixed method come from attention alone, its ranking from the whole score.
 #[test]
 fn adaptive_mixkv_budgets_by_attention() {

@@ -19,7 +19,13 @@ pub struct Layer {
     pub n_queries: usize,
     pub queries: Vec<f32>,
     pub given: Vec<f32>,
+    pub column_sums: Vec<f32>,
+    pub query_mean: Vec<f32>,
+    pub query_covariance: Vec<f32>,
+    pub output_norms: Vec<f32>,
     pub tags: Vec<u8>,
+    pub head_weights: Vec<f32>,
+    pub head_budgets: Vec<u32>,
     pub scale: f32,
     pub layer: u32,
     pub n_layers: u32,
@@ -40,7 +46,13 @@ impl Layer {
             n_queries,
             queries: rng.normals(h * group * n_queries * head_dim),
             given: rng.normals(rows),
+            column_sums: rng.normals(rows).iter().map(|x| x.abs()).collect(),
+            query_mean: rng.normals(h * group * head_dim),
+            query_covariance: (0..h * group).flat_map(|_| spread(rng, head_dim)).collect(),
+            output_norms: rng.normals(rows).iter().map(|x| x.abs()).collect(),
             tags: Vec::new(),
+            head_weights: (0..h).map(|_| rng.uniform()).collect(),
+            head_budgets: vec![],
             scale: 1.0 / (head_dim as f32).sqrt(),
             layer: 1,
             n_layers: 4,
@@ -82,7 +94,13 @@ impl Layer {
                 n_queries: self.n_queries,
                 queries: &self.queries,
                 given: &self.given,
+                column_sums: &self.column_sums,
+                query_mean: &self.query_mean,
+                query_covariance: &self.query_covariance,
+                output_norms: &self.output_norms,
                 tags: &self.tags,
+                head_weights: &self.head_weights,
+                head_budgets: &self.head_budgets,
             },
             scale: self.scale,
             layer: self.layer,
@@ -102,6 +120,13 @@ impl Layer {
     pub fn query(&self, q: usize, t: usize) -> &[f32] {
         &self.queries[(q * self.n_queries + t) * self.head_dim..][..self.head_dim]
     }
+}
+
+/// A random covariance, `[d][d]`.
+fn spread(rng: &mut Rng, d: usize) -> Vec<f32> {
+    let a = rng.normals(d * d);
+    let dot = |i: usize, j: usize| (0..d).map(|k| a[i * d + k] * a[j * d + k]).sum::<f32>() / (4 * d) as f32;
+    (0..d * d).map(|x| dot(x / d, x % d)).collect()
 }
 
 /// Kept indices per head.

@@ -1,0 +1,144 @@
+//! Attention received: from the recorded window, from running sums, or expected of future queries.
+
+use crate::evict::Job;
+use crate::math::{copy, float};
+use crate::policy::{Attention, Edge, Pool, Queries};
+use crate::shape::Head;
+use crate::workspace::{Parts, QUERY_BLOCK};
+use crate::{Error, expected, kernels};
+
+/// Writes the attention received by the head's candidates, pooled, into `parts.signal`.
+pub(crate) fn fill(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
+    let raw = head.of_mut(parts.scores);
+    match a.queries {
+        Queries::Last(w) => received(job, head, w as usize, parts.temp, parts.tile, raw),
+        Queries::Peak(w) => peaks(job, head, w as usize, parts.temp, parts.tile, raw),
+        Queries::All { per_visible } => sums(job, head, per_visible, raw),
+        Queries::Expected { covariance } => {
+            expected::received(job, head, covariance, parts.temp, parts.tile, parts.matrix, raw);
+        }
+    }
+    let m = job.candidates(head);
+    let signal = head.of_mut(parts.signal);
+    signal.get_mut(m..).unwrap_or_default().fill(0.0);
+    pool(a.pool, raw.get(..m).unwrap_or_default(), signal.get_mut(..m).unwrap_or_default());
+}
+
+/// Replaces every head's attention by the mean over the heads, whose lengths are equal.
+pub(crate) fn share(job: &Job<'_>, signal: &mut [f32]) {
+    let mut heads = job.view.heads();
+    let Some(first) = heads.next() else { return };
+    for i in 0..first.len {
+        let sum = job.view.heads().fold(0.0, |s, h| s + h.of(signal).get(i).copied().unwrap_or(0.0));
+        for head in job.view.heads() {
+            if let Some(x) = head.of_mut(signal).get_mut(i) {
+                *x = sum / float(job.view.shape.n_kv_heads);
+            }
+        }
+    }
+}
+
+impl Pool {
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::Mean { width, .. } | Self::Max { width } if width % 2 == 0 => {
+                Err(Error::Config("a pool width must be odd"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
+    let group = float(job.view.shape.group);
+    for (i, (out, &sum)) in out.iter_mut().zip(head.of(job.view.observation.column_sums)).enumerate() {
+        let seen_by = if per_visible { float(head.len.saturating_sub(i)) } else { 1.0 };
+        *out = sum / (group * seen_by);
+    }
+}
+
+/// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
+/// the group: softmax over all keys of the head, causal inside the window.
+fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &mut [f32], out: &mut [f32]) {
+    let (view, n) = (job.view, head.len);
+    let d = view.shape.head_dim;
+    let recorded = view.observation.n_queries;
+    let w = window.min(recorded).min(n);
+    out.fill(0.0);
+    // Query `t` of the window is the recorded query `first + t`, and sees the entries up to `n - w + t`.
+    let first = recorded.saturating_sub(w);
+    for q in (0..view.shape.group).map(|g| head.index.saturating_mul(view.shape.group).saturating_add(g)) {
+        let mut t = 0;
+        while t < w {
+            let block = QUERY_BLOCK.min(w.saturating_sub(t));
+            let queries = view.queries(q, first.saturating_add(t), block);
+            let logits = temp.get_mut(..block.saturating_mul(n)).unwrap_or_default();
+            view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
+                kernels::dots(job.d, queries, d, rows, logits.get_mut(i..).unwrap_or_default(), n);
+            });
+            for (b, logits) in temp.chunks_exact_mut(n.max(1)).take(block).enumerate() {
+                let hidden = w.saturating_sub(t).saturating_sub(b).saturating_sub(1);
+                let logits = logits.get_mut(..n.saturating_sub(hidden)).unwrap_or_default();
+                kernels::scale(job.d, view.scale, logits);
+                let (_, max) = kernels::min_max(job.d, logits);
+                let sum = kernels::exp_sum(job.d, max, logits);
+                kernels::axpy(job.d, 1.0 / sum, logits, out);
+            }
+            t = t.saturating_add(block);
+        }
+    }
+    for (i, out) in out.iter_mut().enumerate() {
+        let seen_by = w.min(n.saturating_sub(i)).saturating_mul(view.shape.group);
+        *out /= float(seen_by);
+    }
+}
+
+/// Mean over the window of softmax over the candidates of the largest logit in the group.
+fn peaks(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &mut [f32], out: &mut [f32]) {
+    let (view, n, m) = (job.view, head.len, job.candidates(head));
+    let d = view.shape.head_dim;
+    let recorded = view.observation.n_queries;
+    let w = window.min(recorded).min(n);
+    let (peaks, rest) = temp.split_at_mut_checked(n).unwrap_or_default();
+    let logits = rest.get_mut(..n).unwrap_or_default();
+    out.fill(0.0);
+    for t in 0..w {
+        peaks.fill(f32::NEG_INFINITY);
+        for g in 0..view.shape.group {
+            let q = head.index.saturating_mul(view.shape.group).saturating_add(g);
+            let query = view.queries(q, recorded.saturating_sub(w).saturating_add(t), 1);
+            view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
+                let logits = logits.get_mut(i..).unwrap_or_default();
+                let stride = logits.len();
+                kernels::dots(job.d, query, d, rows, logits, stride);
+            });
+            kernels::scale(job.d, view.scale, logits);
+            for (peak, &x) in peaks.iter_mut().zip(&*logits) {
+                *peak = if x < *peak { *peak } else { x };
+            }
+        }
+        let visible = n.saturating_sub(w).saturating_add(t).saturating_add(1).min(m);
+        let peaks = peaks.get_mut(..visible).unwrap_or_default();
+        let (_, max) = kernels::min_max(job.d, peaks);
+        let sum = kernels::exp_sum(job.d, max, peaks);
+        kernels::axpy(job.d, 1.0 / (sum * float(w)), peaks, out);
+    }
+}
+
+fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
+    let (width, edge) = match pool {
+        Pool::None => return copy(x, out),
+        Pool::Mean { width, edge } => (width as usize, Some(edge)),
+        Pool::Max { width } => (width as usize, None),
+    };
+    let half = width / 2;
+    for (i, out) in out.iter_mut().enumerate() {
+        let around = i.saturating_sub(half)..i.saturating_add(half).saturating_add(1).min(x.len());
+        let near = x.get(around).unwrap_or_default();
+        *out = match edge {
+            None => near.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m }),
+            Some(Edge::Zero) => near.iter().sum::<f32>() / float(width),
+            Some(Edge::Renormalise) => near.iter().sum::<f32>() / float(near.len()),
+        };
+    }
+}
