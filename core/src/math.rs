@@ -18,13 +18,6 @@ pub(crate) fn ratio(numerator: f32, denominator: f32) -> f32 {
     if denominator == 0.0 { 0.0 } else { numerator / denominator }
 }
 
-/// Copies as far as both slices reach. `copy_from_slice` would keep a panic for lengths that differ.
-pub(crate) fn copy(from: &[f32], to: &mut [f32]) {
-    for (to, &from) in to.iter_mut().zip(from) {
-        *to = from;
-    }
-}
-
 /// `floor(n * share)` of a count, at most `n`; a negative or NaN share gives 0.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 pub(crate) fn share(n: u32, share: f32) -> u32 {

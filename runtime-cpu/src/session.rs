@@ -54,6 +54,9 @@ pub struct Stats {
     pub kv_bytes: usize,
     /// Entries kept after the last prefill, `[n_layers][n_kv_heads]`.
     pub kept: Vec<Vec<usize>>,
+    /// Last entries protected in each layer after the last prefill, `[n_layers]`: fewer than the policy's window where
+    /// the budget is small. Empty without eviction.
+    pub recent_kept: Vec<u32>,
     /// Scores that were NaN.
     pub nan_scores: u32,
 }
@@ -173,6 +176,7 @@ impl<'e> Session<'e> {
         s.prompt_tokens += n;
         s.kv_bytes_full = evictor.rows_full * (2 * c.head_dim * self.options.kv_type.bytes() + size_of::<u32>());
         s.kept = self.cache.layers().iter().map(|l| (0..c.n_kv_heads).map(|h| l.len(h)).collect()).collect();
+        s.recent_kept = evictor.recent_kept;
         s.nan_scores += evictor.nan_scores;
         Ok(out)
     }
@@ -190,6 +194,7 @@ struct Evictor<'a> {
     indices: Vec<u32>,
     counts: Vec<u32>,
     rows_full: usize,
+    recent_kept: Vec<u32>,
     nan_scores: u32,
     elapsed: Duration,
 }
@@ -211,6 +216,7 @@ impl<'a> Evictor<'a> {
             indices: Vec::new(),
             counts: vec![0; engine.config().n_kv_heads],
             rows_full: 0,
+            recent_kept: Vec::new(),
             nan_scores: 0,
             elapsed: Duration::ZERO,
         })
@@ -268,6 +274,7 @@ impl<'a> Evictor<'a> {
         let keep = core::Keep { indices: &mut self.indices, counts: &mut self.counts };
         let dispatch = core::Dispatch::detect();
         let report = core::evict_layer(dispatch, &e.policy, self.budgets[s.layer], &view, workspace, keep)?;
+        self.recent_kept.push(report.recent_kept);
         self.nan_scores += report.nan_scores;
         Ok(())
     }

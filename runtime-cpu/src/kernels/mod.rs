@@ -10,6 +10,9 @@
 //! Matrix-vector products read the weights where they lie in the file; matrix products first unpack a *panel*
 //! of 16 rows, interleaved so that a vector lane holds one row, and use it for many tokens.
 
+// Lanes, rows and blocks of several buffers are indexed side by side.
+#![allow(clippy::needless_range_loop)]
+
 mod generic;
 mod scalar;
 
