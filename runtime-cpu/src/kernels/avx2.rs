@@ -53,6 +53,8 @@ pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Ra
     unsafe { with_format!(w.ty, F => gemm::<F>(w, x, tokens, out)) }
 }
 
+// Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
+// the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
     static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
@@ -61,28 +63,28 @@ thread_local! {
 #[inline(always)]
 unsafe fn gemm<F: Format>(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
     let n_rows = w.n_rows();
-    PANEL.with_borrow_mut(|panel| {
-        panel.resize::<F>(w.n_cols);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let to = (from + PANEL_ROWS).min(n_rows);
-            // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-            unsafe {
-                fx::pack::<F, false>(w.slice(from, to), panel);
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    let n = (tokens.end - t).min(TOKENS);
-                    let out = &mut out[(t - tokens.start) * n_rows + from..];
-                    if n == TOKENS {
-                        tile::<F, TOKENS>(panel, x, t, out, n_rows, to - from);
-                        t += TOKENS;
-                    } else {
-                        tile::<F, 1>(panel, x, t, out, n_rows, to - from);
-                        t += 1;
-                    }
+    let mut panel = PANEL.take();
+    panel.resize::<F>(w.n_cols);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let to = (from + PANEL_ROWS).min(n_rows);
+        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
+        unsafe {
+            fx::pack::<F, false>(w.slice(from, to), &mut panel);
+            let mut t = tokens.start;
+            while t < tokens.end {
+                let n = (tokens.end - t).min(TOKENS);
+                let out = &mut out[(t - tokens.start) * n_rows + from..];
+                if n == TOKENS {
+                    tile::<F, TOKENS>(&panel, x, t, out, n_rows, to - from);
+                    t += TOKENS;
+                } else {
+                    tile::<F, 1>(&panel, x, t, out, n_rows, to - from);
+                    t += 1;
                 }
             }
         }
-    });
+    }
+    PANEL.set(panel);
 }
 
 /// `out[t][r]` for 16 rows r and `N` tokens from `first`.
@@ -196,7 +198,8 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
             GgmlType::F32 => gemm_elem::<F32Elem>(w, x, out),
             GgmlType::F16 => gemm_elem::<F16Elem>(w, x, out),
             GgmlType::BF16 => gemm_elem::<Bf16Elem>(w, x, out),
-            _ => FLOATS.with_borrow_mut(|(panel, values)| {
+            _ => {
+                let (mut panel, mut values) = FLOATS.take();
                 let n_rows = w.n_rows();
                 values.resize(w.n_cols * PANEL_ROWS, 0.0);
                 panel.resize(w.n_cols * PANEL_ROWS, 0.0);
@@ -209,10 +212,11 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
                     {
                         dequantize_row(w.ty, row, v);
                     }
-                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, panel);
-                    panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, &mut panel);
+                    panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
                 }
-            }),
+                FLOATS.set((panel, values));
+            }
         }
     }
 }
@@ -227,17 +231,17 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
         }
         return;
     }
-    FLOATS.with_borrow_mut(|(panel, _)| {
-        panel.resize(w.n_cols * PANEL_ROWS, 0.0);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let n = (n_rows - from).min(PANEL_ROWS);
-            // SAFETY: rows from..from+n are in bounds.
-            unsafe {
-                fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, panel);
-                panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
-            }
+    let (mut panel, values) = FLOATS.take();
+    panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let n = (n_rows - from).min(PANEL_ROWS);
+        // SAFETY: rows from..from+n are in bounds.
+        unsafe {
+            fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, &mut panel);
+            panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
         }
-    });
+    }
+    FLOATS.set((panel, values));
 }
 
 /// One panel against all rows of `x`; `n` of its 16 rows are real.
