@@ -12,6 +12,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_
     let raw = head.of_mut(parts.scores);
     match a.queries {
         Queries::Last(w) => received(job, head, w as usize, parts.temp, parts.tile, raw),
+        Queries::Peak(w) => peaks(job, head, w as usize, parts.temp, parts.tile, raw),
         Queries::All { per_visible } => sums(job, head, per_visible, raw),
         Queries::Expected { covariance } => {
             expected::received(job, head, covariance, parts.temp, parts.tile, parts.matrix, raw);
@@ -89,6 +90,38 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
     for (i, out) in out.iter_mut().enumerate() {
         let seen_by = w.min(n.saturating_sub(i)).saturating_mul(view.shape.group);
         *out /= float(seen_by);
+    }
+}
+
+/// Mean over the window of softmax over the candidates of the largest logit in the group.
+fn peaks(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &mut [f32], out: &mut [f32]) {
+    let (view, n, m) = (job.view, head.len, job.candidates(head));
+    let d = view.shape.head_dim;
+    let recorded = view.observation.n_queries;
+    let w = window.min(recorded).min(n);
+    let (peaks, rest) = temp.split_at_mut_checked(n).unwrap_or_default();
+    let logits = rest.get_mut(..n).unwrap_or_default();
+    out.fill(0.0);
+    for t in 0..w {
+        peaks.fill(f32::NEG_INFINITY);
+        for g in 0..view.shape.group {
+            let q = head.index.saturating_mul(view.shape.group).saturating_add(g);
+            let query = view.queries(q, recorded.saturating_sub(w).saturating_add(t), 1);
+            view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
+                let logits = logits.get_mut(i..).unwrap_or_default();
+                let stride = logits.len();
+                kernels::dots(job.d, query, d, rows, logits, stride);
+            });
+            kernels::scale(job.d, view.scale, logits);
+            for (peak, &x) in peaks.iter_mut().zip(&*logits) {
+                *peak = if x < *peak { *peak } else { x };
+            }
+        }
+        let visible = n.saturating_sub(w).saturating_add(t).saturating_add(1).min(m);
+        let peaks = peaks.get_mut(..visible).unwrap_or_default();
+        let (_, max) = kernels::min_max(job.d, peaks);
+        let sum = kernels::exp_sum(job.d, max, peaks);
+        kernels::axpy(job.d, 1.0 / (sum * float(w)), peaks, out);
     }
 }
 

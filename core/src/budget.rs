@@ -1,9 +1,6 @@
-//! Budgets as exact token counts: over the layers of a model, and over the heads of a layer.
+//! How the layers of a model share its budget, in exact token counts.
 
 use crate::Error;
-use crate::evict::Job;
-use crate::math::share;
-use crate::select::{Cut, PROTECTED};
 
 /// How the layers share a model's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,77 +92,5 @@ fn floored_line(base: u32, window: u32, room: u32, beta: u32, out: &mut [u32]) {
     }
     for (layer, out) in (0u32..).zip(out.iter_mut()) {
         *out = max.saturating_sub(layer.saturating_mul(step)).saturating_add(window);
-    }
-}
-
-/// How the heads of a layer share its budget.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum HeadBudget {
-    /// Every head keeps `budget` entries, or all it has.
-    Uniform,
-    /// The best `budget * n_kv_heads` entries of the layer, wherever they are, after every head took its best
-    /// `floor * budget` (AdaKV). Judged by attention received where the policy has it (value norms and diversity
-    /// then only rank inside a head), by the score otherwise. The total is exact.
-    Adaptive {
-        /// Share of the budget every head is sure of, 0 to 1; published default 0.2.
-        floor: f32,
-    },
-}
-
-impl HeadBudget {
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        match self {
-            Self::Adaptive { floor } if !(0.0..=1.0).contains(floor) => {
-                Err(Error::Config("floor must lie between 0 and 1"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes the entries each head keeps, `[n_kv_heads]`. `keys` holds the ranks to judge by, `[rows]`, and is
-    /// scratch afterwards.
-    pub(crate) fn allocate(&self, job: &Job<'_>, keys: &mut [u32], counts: &mut [u32]) {
-        for (count, &len) in counts.iter_mut().zip(job.view.lens) {
-            *count = len.min(job.budget);
-        }
-        if let Self::Adaptive { floor } = *self {
-            // At least one entry per head, as long as a floor was asked for at all.
-            let floor = share(job.budget, floor).max(u32::from(floor > 0.0));
-            adaptive(job, floor, keys, counts);
-        }
-    }
-}
-
-fn adaptive(job: &Job<'_>, floor: u32, keys: &mut [u32], counts: &mut [u32]) {
-    let heads = job.view.heads();
-    for head in heads.clone() {
-        let keys = head.of_mut(keys);
-        let mut cut = Cut::top(keys.iter().copied(), head.len.min(floor as usize));
-        for key in keys {
-            if cut.take(*key) {
-                *key = PROTECTED;
-            }
-        }
-    }
-    let keys = &*keys;
-    let budget = (job.budget as usize).saturating_mul(job.view.shape.n_kv_heads);
-    let total = heads.clone().fold(0usize, |n, h| n.saturating_add(h.len)).min(budget);
-    let mut cut = Cut::top(heads.clone().flat_map(|h| h.of(keys).iter().copied()), total);
-    let above = |k: &&u32| **k > cut.key;
-    for (count, head) in counts.iter_mut().zip(heads.clone()) {
-        *count = u32::try_from(head.of(keys).iter().filter(above).count()).unwrap_or(u32::MAX);
-    }
-    // Equal keys at the cut: older entries first, whichever head they are in.
-    let longest = heads.clone().map(|h| h.len).max().unwrap_or(0);
-    for i in 0..longest {
-        if cut.ties == 0 {
-            break;
-        }
-        for (count, head) in counts.iter_mut().zip(heads.clone()) {
-            if head.of(keys).get(i).is_some_and(|&k| k == cut.key && cut.take(k)) {
-                *count = count.saturating_add(1);
-            }
-        }
     }
 }

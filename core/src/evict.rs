@@ -6,7 +6,8 @@ use crate::select::{Cut, PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;
 use crate::{
-    Attention, Diversity, Error, Importance, LayerView, Mix, Policy, Queries, Recent, ValueNorm, Workspace, score,
+    Attention, Diversity, Error, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference, ValueNorm,
+    Workspace, score, tag,
 };
 
 /// Where the kept entries are written.
@@ -31,7 +32,8 @@ pub struct Report {
 
 /// Chooses the entries of one layer to keep.
 ///
-/// `budget` is the entries per KV head, on average over the heads, protected ones included. A layer whose heads all fit
+/// `budget` is the entries per KV head, on average over the heads, protected ones included
+/// ([`HeadBudget::Table`](crate::HeadBudget::Table) brings its own). A layer whose heads all fit
 /// is kept whole, without scoring. Nothing is written when an error is returned.
 ///
 /// Equal scores keep the older entry; a NaN score ranks below every number, and among NaNs the newer entry wins.
@@ -59,12 +61,9 @@ pub fn evict_layer(
     }
     score::fill(&job, &mut parts);
     let nan_scores = job.rank_all(parts.scores, parts.keys);
-    if parts.signal.is_empty() {
-        p.head_budget.allocate(&job, parts.keys, out.counts);
-    } else {
-        job.rank_all(parts.signal, parts.keys);
-        p.head_budget.allocate(&job, parts.keys, out.counts);
-    }
+    let signal = if parts.signal.is_empty() { &*parts.scores } else { &*parts.signal };
+    job.rank_all(signal, parts.keys);
+    p.head_budget.allocate(&job, signal, parts.keys, out.counts);
     job.rank_all(parts.scores, parts.keys);
     if let Importance::Attention(Attention { value_norm: ValueNorm::Output { first_stage, .. }, .. }) = p.importance {
         secure(&job, first_stage, parts.signal, out.counts, parts.keys);
@@ -137,7 +136,13 @@ impl<'a> Job<'a> {
     fn new(d: Dispatch, policy: &'a Policy, budget: u32, view: &'a LayerView<'a>) -> Result<Self, Error> {
         let rows = view.check()?;
         check_policy(policy, view)?;
-        let fits = view.lens.iter().all(|&len| len <= budget);
+        // A table of head budgets replaces the budget; what must fit every head must fit the smallest.
+        let table = if policy.needs().head_budgets { view.observation.head_budgets } else { &[] };
+        let budget = table.iter().copied().min().unwrap_or(budget);
+        let fits = match table {
+            [] => view.lens.iter().all(|&len| len <= budget),
+            _ => view.lens.iter().zip(table).all(|(len, budget)| len <= budget),
+        };
         let mut job = Self { d, policy, view, budget, rows, recent: 0, fits };
         let (exact, window) = match policy.protect.recent {
             Recent::Exact(n) => (n, 0),
@@ -166,10 +171,10 @@ impl<'a> Job<'a> {
     pub fn protected(&self, head: Head, i: usize) -> bool {
         i < self.policy.protect.sinks as usize
             || i >= self.candidates(head)
-            || self.view.protected_by_tag(head.start.saturating_add(i))
+            || self.view.tagged(head.start.saturating_add(i), tag::PROTECTED)
     }
 
-    fn count_protected(&self, head: Head) -> u32 {
+    pub fn count_protected(&self, head: Head) -> u32 {
         let n = (0..head.len).filter(|&i| self.protected(head, i)).count();
         u32::try_from(n).unwrap_or(u32::MAX)
     }
@@ -196,7 +201,7 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     p.head_budget.check()?;
     if let Importance::Attention(a) = p.importance {
         a.pool.check()?;
-        if a.queries == Queries::Last(0) {
+        if matches!(a.queries, Queries::Last(0) | Queries::Peak(0)) {
             return Err(Error::Config("an observation window needs at least one query"));
         }
         let [first, rest @ ..] = view.lens else { return Ok(()) };
@@ -206,6 +211,9 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     }
     if p.importance == (Importance::Lag { lag: 0 }) {
         return Err(Error::Config("a chunk needs at least one entry"));
+    }
+    if let Diversity::Geometry(Geometry { reference: Reference::Window(0), .. }) = p.diversity {
+        return Err(Error::Config("a window of keys needs at least one"));
     }
     if !matches!(p.mix, Mix::Importance) && matches!(p.diversity, Diversity::None) {
         return Err(Error::Config("the mix weighs a diversity the policy does not have"));
@@ -218,6 +226,8 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
         (needs.query_mean, !o.query_mean.is_empty(), "the mean query"),
         (needs.query_covariance, !o.query_covariance.is_empty(), "the covariance of the queries"),
         (needs.output_norms, empty || !o.output_norms.is_empty(), "output norms"),
+        (needs.head_weights, !o.head_weights.is_empty(), "head weights"),
+        (needs.head_budgets, !o.head_budgets.is_empty(), "head budgets"),
         (needs.given, empty || !o.given.is_empty(), "given scores"),
     ] {
         if needed && !there {

@@ -52,29 +52,32 @@ extern crate std;
 
 mod attention;
 mod budget;
-mod diversity;
 mod error;
 mod evict;
 pub mod expected;
+mod geometry;
+mod heads;
 mod importance;
 mod kernels;
 mod lag;
 mod math;
 pub mod methods;
 mod policy;
+mod repetition;
 mod score;
 mod select;
 mod shape;
 mod workspace;
 
-pub use budget::{HeadBudget, LayerBudget};
+pub use budget::LayerBudget;
 pub use error::Error;
 pub use evict::{Keep, Report, evict_layer, score_layer};
+pub use heads::{HeadBudget, from_profile};
 pub use kernels::Dispatch;
 pub use methods::Method;
 pub use policy::{
-    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Norm, Policy, Pool, Protect, Queries,
-    Recent, ValueNorm,
+    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Norm, Policy, Pool, Protect,
+    Queries, Recent, Redundancy, Reference, Scaling, ValueNorm,
 };
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

@@ -1,7 +1,8 @@
 //! The methods by name. Each is a [`Policy`] and a [`LayerBudget`]; nothing else distinguishes them.
 
 use crate::policy::{
-    Attention, Diversity, Edge, Evicted, Geometry, Importance, Mix, Norm, Pool, Protect, Queries, Recent, ValueNorm,
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Norm, Pool, Protect, Queries, Recent,
+    Reference, ValueNorm,
 };
 use crate::{HeadBudget, LayerBudget, Policy};
 
@@ -207,15 +208,41 @@ pub const ALL: &[Method] = &[
     },
     Method {
         name: "manifoldkv",
-        summary: "keys furthest from the mean key",
-        source: "ManifoldKV, arXiv 2602.08343, from a public summary; one mean for the whole sequence",
+        summary: "keys furthest from the mean key of their 4096 neighbours",
+        source: "ManifoldKV, arXiv 2602.08343, from a public summary that leaves the window's length open",
         proof: "reference",
         policy: Policy {
             importance: Importance::None,
-            diversity: Diversity::Geometry(Geometry::new(1.0, 0.0)),
+            diversity: Diversity::Geometry(Geometry { reference: Reference::Window(4096), ..Geometry::new(1.0, 0.0) }),
             mix: Mix::Diversity,
             ..RECENT
         },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "sparsemm",
+        summary: "snapkv with head budgets from an offline profile of the model",
+        source: "SparseMM, arXiv 2506.05344; exact total, surplus of short heads handed on",
+        proof: "reference",
+        policy: Policy { head_budget: HeadBudget::Table, ..SNAPKV },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "rkv",
+        summary: "attention of the last 8 queries against how much a key repeats others",
+        source: "R-KV, arXiv 2505.24133; a row without a copy spares nothing",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::Attention(Attention {
+                queries: Queries::Peak(8),
+                pool: Pool::Max { width: 7 },
+                ..ALL_QUERIES
+            }),
+            diversity: Diversity::Repetition { threshold: 0.5 },
+            mix: Mix::Raw(Depth::Constant(0.93)),
+            ..RECENT
+        }
+        .with_window(8),
         layer_budget: LayerBudget::Uniform,
     },
     Method {

@@ -1,6 +1,6 @@
 //! A method as a value: six axes, each answering one question about a layer's eviction.
 
-use crate::budget::HeadBudget;
+use crate::heads::HeadBudget;
 
 /// How one layer decides what it keeps. A named method is a constant of this type: see [`methods`](crate::methods).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +65,8 @@ pub struct Attention {
 pub enum Queries {
     /// The last ones (`w_obs`), averaged over those that can see the entry. Fewer are used where fewer were recorded.
     Last(u32),
+    /// The last ones, as R-KV reads them: the largest logit in the group, softmax over the candidates alone.
+    Peak(u32),
     /// All so far, from [`Observation::column_sums`](crate::Observation::column_sums).
     All {
         /// Divides by the number of queries that could see the entry, its distance from the end. Plain sums favour old
@@ -148,41 +150,114 @@ pub enum Diversity {
     None,
     /// Distance of each key from the middle of its head's keys.
     Geometry(Geometry),
+    /// How little each key repeats others (R-KV): minus the softmax over the head's entries of the mean cosine with all
+    /// of them, where each entry spares the newest one more similar to it than `threshold`. `O(len^2 head_dim)`.
+    Repetition {
+        /// Cosine above which two keys are the same.
+        threshold: f32,
+    },
 }
 
 /// `alpha` times the Euclidean distance to the mean key plus `beta` times the negated cosine with the mean direction
-/// (the mean of the unit keys), each min-max scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the
-/// other metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
+/// (the mean of the unit keys), each scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the other
+/// metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
     /// Weight of the Euclidean part.
     pub alpha: f32,
     /// Weight of the angular part.
     pub beta: f32,
+    /// How the two combine.
+    pub combine: Combine,
+    /// How metrics, and importance beside them, are scaled.
+    pub scaling: Scaling,
+    /// What Euclidean distance is measured from.
+    pub reference: Reference,
+    /// How redundant the distances call a head, for [`Mix::HeadRedundancy`].
+    pub redundancy: Redundancy,
 }
 
 impl Geometry {
-    /// Both metrics with the given weights.
+    /// Both metrics with the given weights and the default of everything else, the first of each list.
     pub const fn new(alpha: f32, beta: f32) -> Self {
-        Self { alpha, beta }
+        Self {
+            alpha,
+            beta,
+            combine: Combine::Sum,
+            scaling: Scaling::MinMax,
+            reference: Reference::Mean,
+            redundancy: Redundancy::MeanOfRange,
+        }
     }
 }
 
-/// How importance `I` and diversity `D` become one score. In all but [`Mix::Diversity`], `D` is brought to the mean of
-/// the attention term; an importance that is not attention is min-max scaled over the candidates and takes its place.
+/// How two scaled metrics `e` and `c` combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// `alpha e + beta c`.
+    Sum,
+    /// `e^alpha c^beta`, of min-max scaled metrics.
+    Product,
+}
+
+/// How a term is made comparable over the candidates of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaling {
+    /// To `[0, 1]`; diversity is then brought to the mean of the attention term.
+    MinMax,
+    /// To mean 0 and standard deviation 1; importance likewise.
+    ZScore,
+    /// To the share of candidates below; importance likewise. `O(len^2)`.
+    Rank,
+}
+
+/// What Euclidean distance is measured from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The mean key of the head.
+    Mean,
+    /// The mean of the keys of the same kind: entries tagged [`tag::IMAGE`](crate::tag::IMAGE) and the others.
+    Modality,
+    /// The mean key of each stretch of this many entries.
+    Window(u32),
+}
+
+/// How redundant the distances `e_i` to the mean call a head; 1 is fully redundant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redundancy {
+    /// `1 - mean e / max e`.
+    MeanOfRange,
+    /// `||mean key||^2 / mean ||key||^2`: sees a common part of the keys, which attention does not.
+    Energy,
+    /// `1 - [2n / (n - 1) mean e^2] / (2 max e)^2`: the mean squared distance of pairs against its bound.
+    Pairs,
+    /// `1 - mean e / (largest mean e of the layer's heads)`.
+    Layer,
+}
+
+/// How importance `I` and diversity `D` become one score. Unless said otherwise, `D` is brought to the mean of the
+/// attention term; an importance that is not attention is min-max scaled over the candidates and takes its place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
     /// `I`.
     Importance,
-    /// `D`.
+    /// `D`, as measured.
     Diversity,
     /// `(1 - w) I + w D`.
     Weight(Depth),
+    /// `(1 - w) I + w D`, both as measured.
+    Raw(Depth),
     /// `(1 - rho) I + rho D`, `rho` being how much the keys of the head repeat each other:
-    /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where
-    /// `rho_c` is the mean cosine over pairs of keys and `rho_e = 1 - mean_i e_i / max_i e_i` for the distances `e_i`
-    /// to the mean key.
+    /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where `rho_c` is the mean cosine over pairs
+    /// of keys and `rho_e` the geometry's [`Redundancy`].
     HeadRedundancy,
+    /// `D` where `rho` reaches the threshold, `I` elsewhere.
+    HardRedundancy {
+        /// Least `rho` of a head that goes by diversity.
+        threshold: f32,
+    },
+    /// `(1 - w) I + w D`, `w` of each head from [`Observation::head_weights`](crate::Observation::head_weights).
+    HeadTable,
     /// `(attention + value term + D) / 3`: MixKV without head-wise weights.
     Thirds,
 }
@@ -271,6 +346,10 @@ pub struct Needs {
     pub output_norms: bool,
     /// [`Observation::given`](crate::Observation::given).
     pub given: bool,
+    /// [`Observation::head_weights`](crate::Observation::head_weights).
+    pub head_weights: bool,
+    /// [`Observation::head_budgets`](crate::Observation::head_budgets).
+    pub head_budgets: bool,
 }
 
 impl Policy {
@@ -284,10 +363,12 @@ impl Policy {
             query_covariance: false,
             output_norms: false,
             given: matches!(self.importance, Importance::Given),
+            head_weights: matches!(self.mix, Mix::HeadTable),
+            head_budgets: matches!(self.head_budget, HeadBudget::Table),
         };
         if let Importance::Attention(a) = self.importance {
             match a.queries {
-                Queries::Last(w) => needs.window_queries = w as usize,
+                Queries::Last(w) | Queries::Peak(w) => needs.window_queries = w as usize,
                 Queries::All { .. } => needs.column_sums = true,
                 Queries::Expected { covariance } => {
                     needs.query_mean = true;
@@ -304,10 +385,12 @@ impl Policy {
     /// the budget is smaller: see [`Recent::Window`].
     #[must_use]
     pub const fn with_window(mut self, w: u32) -> Self {
-        if let Importance::Attention(mut a) = self.importance
-            && let Queries::Last(_) = a.queries
-        {
-            a.queries = Queries::Last(w);
+        if let Importance::Attention(mut a) = self.importance {
+            match a.queries {
+                Queries::Last(_) => a.queries = Queries::Last(w),
+                Queries::Peak(_) => a.queries = Queries::Peak(w),
+                Queries::All { .. } | Queries::Expected { .. } => {}
+            }
             self.importance = Importance::Attention(a);
         }
         self.protect.recent = Recent::Window(w);
@@ -338,7 +421,7 @@ impl Policy {
                 self.diversity = Diversity::Geometry(g);
                 Some(self)
             }
-            Diversity::None => None,
+            Diversity::None | Diversity::Repetition { .. } => None,
         }
     }
 

@@ -1,10 +1,10 @@
 //! Fills the scores of a layer, head by head: importance, diversity, and their mix.
 
 use crate::evict::Job;
-use crate::math::{EPS, copy, float};
+use crate::math::{EPS, copy, float, ratio, sqrt};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Diversity, Importance, Mix, attention, diversity, importance, kernels};
+use crate::{Depth, Diversity, Importance, Mix, Scaling, attention, geometry, importance, kernels, repetition};
 
 /// Writes the score of every candidate into `parts.scores` and, where the policy observes attention, the attention it
 /// received into `parts.signal`. Entries past the candidates get 0.
@@ -17,39 +17,87 @@ pub(crate) fn fill(job: &Job<'_>, parts: &mut Parts<'_>) {
             attention::share(job, parts.signal);
         }
     }
+    let widest = geometry::widest(job, parts);
     for head in job.view.heads() {
         let m = job.candidates(head);
         importance::fill(job, head, parts);
-        if let (Diversity::Geometry(g), false) = (job.policy.diversity, matches!(job.policy.mix, Mix::Importance)) {
-            let redundancy = diversity::geometry(job, head, g, parts);
-            blend(job, head, redundancy, parts);
+        if !matches!(job.policy.mix, Mix::Importance) {
+            match job.policy.diversity {
+                Diversity::None => {}
+                Diversity::Geometry(g) => {
+                    let redundancy = geometry::fill(job, head, g, widest, parts);
+                    blend(job, head, redundancy, g.scaling, parts);
+                }
+                Diversity::Repetition { threshold } => {
+                    repetition::fill(job, head, threshold, parts);
+                    blend(job, head, 0.0, Scaling::MinMax, parts);
+                }
+            }
         }
         head.of_mut(parts.scores).get_mut(m..).unwrap_or_default().fill(0.0);
     }
 }
 
 /// Combines the importance in `parts.scores` with the diversity in `parts.temp`.
-fn blend(job: &Job<'_>, head: Head, redundancy: f32, parts: &mut Parts<'_>) {
+fn blend(job: &Job<'_>, head: Head, redundancy: f32, scaling: Scaling, parts: &mut Parts<'_>) {
     let m = job.candidates(head);
-    let d = parts.temp.get_mut(..m).unwrap_or_default();
+    let (d, rest) = parts.temp.split_at_mut_checked(m).unwrap_or_default();
     let scores = head.of_mut(parts.scores).get_mut(..m).unwrap_or_default();
-    let weight = match job.policy.mix {
+    let at_depth = |depth: Depth| depth.at(job.view.layer, job.view.n_layers);
+    let (weight_of_i, weight_of_d) = match job.policy.mix {
         Mix::Importance => return,
         Mix::Diversity => return copy(d, scores),
-        Mix::Weight(depth) => depth.at(job.view.layer, job.view.n_layers),
-        Mix::HeadRedundancy => redundancy,
-        Mix::Thirds => 0.5,
+        Mix::Weight(depth) | Mix::Raw(depth) => complement(at_depth(depth)),
+        Mix::HeadRedundancy => complement(redundancy),
+        Mix::HardRedundancy { threshold } => complement(if redundancy >= threshold { 1.0 } else { 0.0 }),
+        Mix::HeadTable => complement(job.view.observation.head_weights.get(head.index).copied().unwrap_or(0.0)),
+        // The importance holds two of the three terms.
+        Mix::Thirds => (1.0 / 3.0, 1.0 / 3.0),
     };
-    if parts.signal.is_empty() {
-        min_max(job, scores); // scores of any sign and size
+    match (job.policy.mix, scaling) {
+        (Mix::Raw(_), _) => {}
+        (_, Scaling::MinMax) => {
+            if parts.signal.is_empty() {
+                min_max(job, scores); // scores of any sign and size
+            }
+            let signal = head.of(parts.signal).get(..m).unwrap_or(scores);
+            let level = kernels::sum(job.d, signal) / float(m);
+            to_mean(job, level, d);
+        }
+        (_, other) => {
+            scale_as(job, other, scores, rest);
+            scale_as(job, other, d, rest);
+        }
     }
-    let signal = head.of(parts.signal).get(..m).unwrap_or(scores);
-    let level = kernels::sum(job.d, signal) / float(m);
-    to_mean(job, level, d);
-    // Thirds: (I + D) / 3, in which the importance holds two of the three terms.
-    let (wi, wd) = if matches!(job.policy.mix, Mix::Thirds) { (1.0 / 3.0, 1.0 / 3.0) } else { (1.0 - weight, weight) };
     for (s, &d) in scores.iter_mut().zip(&*d) {
-        *s = wd * d + wi * *s;
+        *s = weight_of_d * d + weight_of_i * *s;
+    }
+}
+
+fn complement(w: f32) -> (f32, f32) {
+    (1.0 - w, w)
+}
+
+/// Scales `x` over itself; `scratch` is at least as long.
+pub(crate) fn scale_as(job: &Job<'_>, scaling: Scaling, x: &mut [f32], scratch: &mut [f32]) {
+    match scaling {
+        Scaling::MinMax => min_max(job, x),
+        Scaling::ZScore => {
+            let n = float(x.len());
+            let mean = kernels::sum(job.d, x) / n;
+            x.iter_mut().for_each(|x| *x -= mean);
+            let mut squares = [0.0];
+            kernels::sq_norms(job.d, x, x.len(), &mut squares);
+            let [squares] = squares;
+            kernels::scale(job.d, ratio(1.0, sqrt(squares / n)), x);
+        }
+        Scaling::Rank => {
+            let all = scratch.get_mut(..x.len()).unwrap_or_default();
+            copy(x, all);
+            for x in x.iter_mut() {
+                *x = float(all.iter().filter(|other| *other < x).count()) / float(all.len());
+            }
+        }
     }
 }
 

@@ -54,6 +54,10 @@ pub struct Observation<'a> {
     pub output_norms: &'a [f32],
     /// The host's own scores for [`Importance::Given`](crate::Importance::Given), `[rows]`; higher is kept.
     pub given: &'a [f32],
+    /// Weight of diversity in each head for [`Mix::HeadTable`](crate::Mix::HeadTable), `[n_kv_heads]`.
+    pub head_weights: &'a [f32],
+    /// Entries each head keeps for [`HeadBudget::Table`](crate::HeadBudget::Table), `[n_kv_heads]`.
+    pub head_budgets: &'a [u32],
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -62,6 +66,8 @@ pub struct Observation<'a> {
 pub mod tag {
     /// The entry is always kept (system prompt, image boundary, ...). It counts against the budget.
     pub const PROTECTED: u8 = 1;
+    /// The entry comes from an image.
+    pub const IMAGE: u8 = 2;
 }
 
 /// One layer's cache, borrowed. Head `h` owns rows `starts[h] .. starts[h] + lens[h]`, oldest first; heads may have
@@ -97,6 +103,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// A head of the single row `i`.
+    pub fn row(self, i: usize) -> Self {
+        Self { start: self.start.saturating_add(i), len: 1, ..self }
+    }
+
     /// This head's part of a `[rows]` slice.
     pub fn of<'a, T>(&self, x: &'a [T]) -> &'a [T] {
         x.get(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
@@ -134,6 +145,8 @@ impl<'a> LayerView<'a> {
             ("output_norms", rows, o.output_norms.len()),
             ("given", rows, o.given.len()),
             ("tags", rows, o.tags.len()),
+            ("head_weights", n_kv_heads, o.head_weights.len()),
+            ("head_budgets", n_kv_heads, o.head_budgets.len()),
         ] {
             if got != 0 {
                 same(what, need, got)?;
@@ -168,8 +181,9 @@ impl<'a> LayerView<'a> {
         )
     }
 
-    pub(crate) fn protected_by_tag(&self, row: usize) -> bool {
-        self.observation.tags.get(row).is_some_and(|t| t & tag::PROTECTED != 0)
+    /// Whether a row carries one of these flags.
+    pub(crate) fn tagged(&self, row: usize, flags: u8) -> bool {
+        self.observation.tags.get(row).is_some_and(|t| t & flags != 0)
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Parts<'a> {
     pub scores: &'a mut [f32],
     /// Attention received, `[rows]`; empty if the policy has none.
     pub signal: &'a mut [f32],
-    /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics.
+    /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics and a row of scratch.
     pub temp: &'a mut [f32],
     /// Widened rows, `[TILE_ROWS][head_dim]`.
     pub tile: &'a mut [f32],
@@ -94,11 +94,11 @@ impl<'a> Parts<'a> {
 
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let vectors = matches!(p.diversity, Diversity::Geometry(_)) || matches!(p.importance, Importance::Lag { .. });
+        let vectors = !matches!(p.diversity, Diversity::None) || matches!(p.importance, Importance::Lag { .. });
         let temps = if attention {
             QUERY_BLOCK
         } else if vectors {
-            2
+            3
         } else {
             0
         };

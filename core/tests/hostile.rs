@@ -5,14 +5,14 @@ mod support;
 use ecokv_core::*;
 use support::*;
 
-/// Every method, with equal and with adaptive head budgets; those that need equal heads left out.
+/// Every method, with equal and with adaptive head budgets; those that need equal heads or a table left out.
 fn all_policies() -> impl Iterator<Item = Policy> {
     let shared = |p: &Policy| matches!(p.importance, Importance::Attention(a) if a.share_heads);
     let small = |m: &Method| Policy {
         protect: Protect { sinks: m.policy.protect.sinks.min(4), ..m.policy.protect },
         ..m.policy
     };
-    let one_head = move |p: &Policy| !shared(p);
+    let one_head = move |p: &Policy| !shared(p) && !p.needs().head_budgets;
     methods::ALL
         .iter()
         .map(small)

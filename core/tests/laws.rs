@@ -15,6 +15,7 @@ fn importances() -> impl Strategy<Value = Importance> {
     ];
     let queries = prop_oneof![
         4 => (1..20u32).prop_map(Queries::Last),
+        1 => (1..20u32).prop_map(Queries::Peak),
         1 => any::<bool>().prop_map(|per_visible| Queries::All { per_visible }),
         1 => any::<bool>().prop_map(|covariance| Queries::Expected { covariance }),
     ];
@@ -38,19 +39,36 @@ fn importances() -> impl Strategy<Value = Importance> {
 }
 
 fn diversities() -> impl Strategy<Value = (Diversity, Mix)> {
-    let geometry = prop_oneof![Just((0.5, 0.5)), Just((0.0, 1.0)), Just((1.0, 0.0)), Just((0.3, 0.9))];
+    let weights = prop_oneof![Just((0.5, 0.5)), Just((0.0, 1.0)), Just((1.0, 0.0)), Just((0.3, 0.9))];
+    let combine = prop_oneof![Just(Combine::Sum), Just(Combine::Product)];
+    let scaling = prop_oneof![4 => Just(Scaling::MinMax), 1 => Just(Scaling::ZScore), 1 => Just(Scaling::Rank)];
+    let reference = prop_oneof![4 => Just(Reference::Mean), 1 => Just(Reference::Modality), 1 => (1..30u32).prop_map(Reference::Window)];
+    let redundancy = prop_oneof![
+        Just(Redundancy::MeanOfRange),
+        Just(Redundancy::Energy),
+        Just(Redundancy::Pairs),
+        Just(Redundancy::Layer)
+    ];
+    let geometry = (weights, combine, scaling, reference, redundancy).prop_map(
+        |((alpha, beta), combine, scaling, reference, redundancy)| {
+            // A product of scores that may be negative means nothing.
+            let combine = if scaling == Scaling::ZScore { Combine::Sum } else { combine };
+            Diversity::Geometry(Geometry { alpha, beta, combine, scaling, reference, redundancy })
+        },
+    );
     let mix = prop_oneof![
         Just(Mix::Importance),
         Just(Mix::Diversity),
         Just(Mix::HeadRedundancy),
+        Just(Mix::HardRedundancy { threshold: 0.5 }),
+        Just(Mix::HeadTable),
         Just(Mix::Thirds),
+        Just(Mix::Raw(Depth::Constant(0.4))),
         Just(Mix::Weight(Depth::Constant(0.3))),
         Just(Mix::Weight(Depth::Linear { first: 0.9, last: 0.1 })),
     ];
-    prop_oneof![
-        Just((Diversity::None, Mix::Importance)),
-        (geometry, mix).prop_map(|((a, b), mix)| (Diversity::Geometry(Geometry::new(a, b)), mix)),
-    ]
+    let other = prop_oneof![4 => geometry, 1 => Just(Diversity::Repetition { threshold: 0.5 })];
+    prop_oneof![1 => Just((Diversity::None, Mix::Importance)), 4 => (other, mix)]
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
@@ -58,6 +76,8 @@ fn policies() -> impl Strategy<Value = Policy> {
         prop_oneof![(0..12u32).prop_map(Recent::Window), (0..4u32).prop_map(Recent::Exact), Just(Recent::Share(0.5))];
     let heads = prop_oneof![
         Just(HeadBudget::Uniform),
+        (0..=10u32, any::<bool>())
+            .prop_map(|(f, normalise)| HeadBudget::AdaptivePaper { floor: f as f32 / 10.0, normalise }),
         (0..=10u32).prop_map(|f| HeadBudget::Adaptive { floor: f as f32 / 10.0 })
     ];
     (importances(), diversities(), 0..4u32, recent, heads).prop_map(
@@ -113,6 +133,7 @@ fn relabel(l: &Layer, order: &[usize]) -> Layer {
         let q = l.group * l.n_queries * d;
         out.queries.extend(&l.queries[h * q..(h + 1) * q]);
     }
+    out.head_weights = order.iter().map(|&h| l.head_weights[h]).collect();
     out.place();
     out
 }
@@ -149,7 +170,7 @@ proptest! {
             prop_assert_eq!(&counts, &l.lens);
         } else if let HeadBudget::Uniform = p.head_budget {
             prop_assert!(counts.iter().zip(&l.lens).all(|(c, n)| *c == budget.min(*n)));
-        } else {
+        } else if let HeadBudget::Adaptive { .. } = p.head_budget {
             prop_assert_eq!(counts.iter().sum::<u32>(), total.min(budget * l.n_kv_heads as u32));
         }
     }
@@ -217,8 +238,7 @@ proptest! {
         let order: Vec<usize> = (0..l.n_kv_heads).rev().collect();
         let run = |l: &Layer| evict_view(Dispatch::detect(), &p, budget, &l.view()).map(|r| r.0);
         // Between heads, equal scores are told apart by age first, then by the head's number.
-        prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_) | Importance::Given));
-        prop_assume!(p.head_budget == HeadBudget::Uniform || !matches!(p.mix, Mix::Diversity | Mix::HeadRedundancy));
+        prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_)));
         let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Kept>());
         prop_assert_eq!(run(&l), turned);
     }

@@ -19,7 +19,8 @@ fn call(p: &Policy, budget: u32, l: &Layer, f32s: usize, u32s: usize) -> Result<
 
 #[test]
 fn workspace_is_exact() {
-    let l = Layer::random(&mut Rng(3), &[45, 45], 2, 8, 32, 1.0);
+    let mut l = Layer::random(&mut Rng(3), &[45, 45], 2, 8, 32, 1.0);
+    l.head_budgets = vec![40; 2];
     for m in methods::ALL {
         let len = m.policy.workspace_len(l.shape(), l.rows()).unwrap();
         call(&m.policy, 40, &l, len.f32s, len.u32s).unwrap();
@@ -69,7 +70,8 @@ fn refusals_write_nothing() {
 /// Everything a policy says it needs is missed when it is not there, and nothing else is.
 #[test]
 fn needs_are_what_is_read() {
-    let full = Layer::random(&mut Rng(4), &[45, 45], 2, 8, 32, 1.0);
+    let mut full = Layer::random(&mut Rng(4), &[45, 45], 2, 8, 32, 1.0);
+    full.head_budgets = vec![40; 2];
     for m in methods::ALL {
         let needs = m.policy.needs();
         let len = m.policy.workspace_len(full.shape(), 90).unwrap();
@@ -86,6 +88,8 @@ fn needs_are_what_is_read() {
         assert_eq!(run(&|v| v.observation.query_mean = &[]), !needs.query_mean, "{}", m.name);
         assert_eq!(run(&|v| v.observation.query_covariance = &[]), !needs.query_covariance, "{}", m.name);
         assert_eq!(run(&|v| v.observation.output_norms = &[]), !needs.output_norms, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.head_weights = &[]), !needs.head_weights, "{}", m.name);
+        assert_eq!(run(&|v| v.observation.head_budgets = &[]), !needs.head_budgets, "{}", m.name);
         assert_eq!(run(&|v| v.observation.given = &[]), !needs.given, "{}", m.name);
     }
 }

@@ -130,19 +130,34 @@ pub fn mixkv(l: &Layer, h: usize, w_obs: usize, w_keep: usize) -> Vec<f64> {
 
 /// ECOKV: both metrics in the diversity and in the redundancy.
 pub fn ecokv(l: &Layer, h: usize, alpha: f64, beta: f64, w_obs: usize, w_keep: usize) -> Vec<f64> {
+    let g = geometry(l, h);
+    let (e, rho_e) = (g.distances.clone(), g.rho_e);
+    ecokv_of(l, h, (alpha, beta), (w_obs, w_keep), e, rho_e, |e, c| alpha * e + beta * c)
+}
+
+/// ECOKV with given distances, redundancy of the distances, and composite of the two scaled metrics.
+pub fn ecokv_of(
+    l: &Layer,
+    h: usize,
+    (alpha, beta): (f64, f64),
+    (w_obs, w_keep): (usize, usize),
+    distances: Vec<f64>,
+    rho_e: f64,
+    composite: impl Fn(f64, f64) -> f64,
+) -> Vec<f64> {
     let m = l.lens[h] as usize - w_keep;
     let a = snapkv(l, h, w_obs, m);
     let importance = with_values(l, h, &a);
     let g = geometry(l, h);
     let c = min_max(&g.cosines[..m].iter().map(|c| 1.0 - c).collect::<Vec<_>>());
-    let e = min_max(&g.distances[..m]);
-    let d: Vec<f64> = c.iter().zip(&e).map(|(c, e)| alpha * e + beta * c).collect();
+    let e = min_max(&distances[..m]);
+    let d: Vec<f64> = c.iter().zip(&e).map(|(&c, &e)| composite(e, c)).collect();
     let d = to_mean(&d, mean(&a));
-    let rho = (alpha * g.rho_e + beta * g.rho_c).clamp(0.0, 1.0);
+    let rho = (alpha * rho_e + beta * g.rho_c).clamp(0.0, 1.0);
     (0..m).map(|i| rho * d[i] + (1.0 - rho) * importance[i]).collect()
 }
 
-fn with_values(l: &Layer, h: usize, a: &[f64]) -> Vec<f64> {
+pub fn with_values(l: &Layer, h: usize, a: &[f64]) -> Vec<f64> {
     let norms: Vec<f64> = values(l, h)[..a.len()].iter().map(|v| norm(v)).collect();
     let v = to_mean(&min_max(&norms), mean(a));
     a.iter().zip(&v).map(|(a, v)| a + v).collect()
@@ -181,4 +196,55 @@ pub fn pyramid_line(base: f64, room: f64, beta: f64, layers: usize) -> Vec<f64> 
         min = 2.0 * base - max;
     }
     (0..layers).map(|l| if layers == 1 { base } else { max - l as f64 * (max - min) / (layers - 1) as f64 }).collect()
+}
+
+/// R-KV's importance: largest logit of the group, softmax over the first `m` entries, mean over the window, max of 7.
+pub fn rkv_importance(l: &Layer, h: usize, w: usize, m: usize) -> Vec<f64> {
+    let keys = keys(l, h);
+    let mut a = vec![0.0; m];
+    for t in 0..w {
+        let peak = |k: &Vec<f64>| {
+            let logit = |g: usize| dot(&wide(l.query(h * l.group + g, l.n_queries - w + t)), k) * f64::from(l.scale);
+            (0..l.group).map(logit).fold(f64::NEG_INFINITY, f64::max)
+        };
+        let e: Vec<f64> = keys[..m].iter().map(|k| peak(k).exp()).collect();
+        let z: f64 = e.iter().sum();
+        a.iter_mut().zip(&e).for_each(|(a, e)| *a += e / z / w as f64);
+    }
+    (0..m).map(|i| a[i.saturating_sub(3)..(i + 4).min(m)].iter().copied().fold(0.0, f64::max)).collect()
+}
+
+/// R-KV's redundancy of every entry.
+pub fn rkv_redundancy(l: &Layer, h: usize, threshold: f64) -> Vec<f64> {
+    let keys = keys(l, h);
+    let n = keys.len();
+    let mut mean = vec![0.0; n];
+    for i in 0..n {
+        let mut row: Vec<f64> = (0..n)
+            .map(|j| if i == j { 0.0 } else { dot(&keys[i], &keys[j]) / (norm(&keys[i]) * norm(&keys[j])) })
+            .collect();
+        if let Some(last) = row.iter().rposition(|&c| c > threshold) {
+            row[last] = 0.0;
+        }
+        mean.iter_mut().zip(row).for_each(|(m, c)| *m += c / n as f64);
+    }
+    let z: f64 = mean.iter().map(|x| x.exp()).sum();
+    mean.iter().map(|x| x.exp() / z).collect()
+}
+
+/// AdaKV's published allocation of `base` scored entries per head.
+pub fn adakv_paper(heads: &[Vec<f64>], base: usize, floor: f64, normalise: bool) -> Vec<usize> {
+    let mut all = Vec::new();
+    for (h, scores) in heads.iter().enumerate() {
+        let mut sorted = scores.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let sum: f64 = sorted.iter().sum();
+        let weight = if normalise { sorted.iter().take(base).sum::<f64>() / sum } else { 1.0 };
+        all.extend(sorted.iter().map(|s| (s * weight, h)));
+    }
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut won = vec![0usize; heads.len()];
+    all.iter().take(base * heads.len()).for_each(|&(_, h)| won[h] += 1);
+    let even = (base as f64 * floor).floor();
+    won.iter().map(|&c| (c as f64 * (1.0 - floor) + even).round_ties_even() as usize).collect()
 }

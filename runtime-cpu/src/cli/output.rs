@@ -133,3 +133,10 @@ impl Progress {
         }
     }
 }
+
+impl Drop for Progress {
+    /// An error message gets the line to itself.
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -84,7 +84,7 @@ pub fn check_prompt(text: &str, n_images: usize) -> Result<(), Failure> {
     }
     let markers = text.matches(MEDIA_MARKER).count();
     if markers > n_images {
-        let what = format!("the prompt has {markers} {MEDIA_MARKER}, but --image was given {n_images} times");
+        let what = format!("the prompt has {markers} {MEDIA_MARKER} for {n_images} images (--image)");
         return Err(Failure::Mendable(what));
     }
     Ok(())
