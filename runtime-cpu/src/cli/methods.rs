@@ -70,6 +70,7 @@ fn attention(a: Attention) -> String {
     let queries = match a.queries {
         Queries::Last(1) => "attention of the last query".into(),
         Queries::Last(n) => format!("attention of {n} queries"),
+        Queries::Peak(n) => format!("peak attention of {n} queries"),
         Queries::All { per_visible: false } => "attention of all queries".into(),
         Queries::All { per_visible: true } => "mean attention of all queries".into(),
         Queries::Expected { .. } => "expected attention".into(),
@@ -94,7 +95,8 @@ fn diversity(d: Diversity) -> String {
         Diversity::None => "-".into(),
         Diversity::Geometry(Geometry { alpha: 0.0, .. }) => "cosine".into(),
         Diversity::Geometry(Geometry { beta: 0.0, .. }) => "Euclidean".into(),
-        Diversity::Geometry(Geometry { alpha, beta }) => format!("{alpha} Euclidean + {beta} cosine"),
+        Diversity::Geometry(Geometry { alpha, beta, .. }) => format!("{alpha} Euclidean + {beta} cosine"),
+        Diversity::Repetition { threshold } => format!("repetition above cosine {threshold}"),
     }
 }
 
@@ -104,7 +106,11 @@ fn mix(m: Mix) -> String {
         Mix::Diversity => "diversity".into(),
         Mix::Weight(Depth::Constant(w)) => format!("weight {w}"),
         Mix::Weight(Depth::Linear { first, last }) => format!("weight {first} to {last} by depth"),
+        Mix::Raw(Depth::Constant(w)) => format!("weight {w}, unscaled"),
+        Mix::Raw(Depth::Linear { first, last }) => format!("weight {first} to {last} by depth, unscaled"),
         Mix::HeadRedundancy => "by head redundancy".into(),
+        Mix::HardRedundancy { threshold } => format!("diversity from head redundancy {threshold}"),
+        Mix::HeadTable => "by a table of heads".into(),
         Mix::Thirds => "thirds".into(),
     }
 }
