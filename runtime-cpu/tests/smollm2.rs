@@ -15,8 +15,10 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
+type Test = fn(&Path) -> Result<(), Failed>;
+
 fn main() -> ExitCode {
-    let tests: [(&str, fn(&Path) -> Result<(), Failed>); 9] = [
+    let tests: [(&str, Test); 9] = [
         ("tokens", tokens),
         ("float_continues_as_transformers", float_continues_as_transformers),
         ("int8_predicts_as_the_references", int8_predicts_as_the_references),
