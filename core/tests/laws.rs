@@ -85,7 +85,7 @@ fn policies() -> impl Strategy<Value = Policy> {
             importance,
             diversity,
             mix,
-            protect: Protect { sinks, recent },
+            protect: Protect { sinks, recent, text_first: false },
             head_budget,
             evicted: Evicted::Drop,
         },
@@ -93,7 +93,7 @@ fn policies() -> impl Strategy<Value = Policy> {
     let one_by_one =
         (mmrs(), 1..20u32, 0..4u32, recent, heads).prop_map(|(mmr, window, sinks, recent, head_budget)| {
             let p = policy("mmr").with_window(window).with_head_budget(head_budget);
-            Policy { diversity: Diversity::Mmr(mmr), protect: Protect { sinks, recent }, ..p }
+            Policy { diversity: Diversity::Mmr(mmr), protect: Protect { sinks, recent, text_first: false }, ..p }
         });
     prop_oneof![6 => static_ones, 1 => one_by_one]
 }
@@ -269,7 +269,7 @@ proptest! {
         let run = |l: &Layer| evict_view(Dispatch::detect(), &p, budget, &l.view()).map(|r| r.0);
         // Between heads, equal scores are told apart by age first, then by the head's number.
         prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_)));
-        let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Kept>());
+        let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Lists>());
         prop_assert_eq!(run(&l), turned);
     }
 
