@@ -73,7 +73,10 @@ impl Engine {
     /// # Errors
     /// [`Error::Template`] if the file has none that works and no built-in one fits.
     pub fn template(&self) -> Result<&ChatTemplate, Error> {
-        self.template.as_ref().map_err(|e| Error::Template { what: e.to_string() })
+        self.template.as_ref().map_err(|e| match e {
+            Error::Template { what } => Error::Template { what: what.clone() },
+            other => Error::Template { what: other.to_string() },
+        })
     }
 
     /// The vision tower, if a projector file was opened.

@@ -7,6 +7,7 @@ pub mod gguf;
 pub mod image;
 pub mod kernels;
 pub mod model;
+mod observe;
 pub mod ops;
 mod prompt;
 pub mod quant;
@@ -16,9 +17,15 @@ pub mod template;
 mod threads;
 pub mod tokenizer;
 
+pub use ecokv_core::{HeadBudget, LayerBudget, Policy, methods};
 pub use engine::{Engine, EngineOptions};
 pub use error::Error;
 pub use prompt::Prompt;
 pub use sampler::{Sampler, Sampling, argmax};
 pub use session::{Eviction, Session, SessionOptions, Stats};
 pub use template::MEDIA_MARKER;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

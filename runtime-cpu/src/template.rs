@@ -15,6 +15,7 @@ use crate::tokenizer::Tokenizer;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value, context};
 use regex_automata::meta::Regex;
+use std::collections::BTreeMap;
 
 /// Stands for one image in a prompt. The text is cut there; whatever tokens the model wants around an image are not in
 /// the prompt but added with the image.
@@ -211,7 +212,8 @@ impl ChatTemplate {
     fn probe(&mut self, tokenizer: &Tokenizer) -> Result<(), String> {
         let run = |content: Value| self.run(vec![message_value("user", content)], true);
         // A template that does not know lists fails or prints the list itself.
-        let shown = |text: &str| text.contains(PROBE) && !text.contains(&format!("\"{PROBE}\""));
+        let quoted = [format!("'{PROBE}'"), format!("\"{PROBE}\"")];
+        let shown = |text: &str| text.contains(PROBE) && !quoted.iter().any(|quoted| text.contains(quoted));
         let string = run(Value::from(PROBE));
         let without = run(Value::from(vec![text_item(PROBE)])).ok().filter(|text| shown(text));
         let with = run(Value::from(vec![image_item(), text_item(PROBE)])).ok().filter(|text| shown(text));
@@ -294,11 +296,11 @@ fn message_value(role: &str, content: Value) -> Value {
 }
 
 fn text_item(text: &str) -> Value {
-    Value::from_iter([("type", "text"), ("text", text)])
+    Value::from(BTreeMap::from([("type", Value::from("text")), ("text", Value::from(text))]))
 }
 
 fn image_item() -> Value {
-    Value::from_iter([("type", "image")])
+    Value::from(BTreeMap::from([("type", "image")]))
 }
 
 fn failed(file: &GgufFile, what: String) -> Error {

@@ -52,11 +52,12 @@ fn norm(a: &[f32]) -> f64 {
 }
 
 /// The quantised activation as floats, straight from its definition.
-fn quantised(x: &[f32]) -> Vec<f32> {
+fn quantised(x: &[f32], two_planes: bool) -> Vec<f32> {
+    let limit = if two_planes { 16319.0 } else { 127.0 };
     let group = |c: &[f32]| {
         let max = c.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-        let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
-        c.iter().map(|v| max / 127.0 * (v * inverse).round_ties_even()).collect::<Vec<_>>()
+        let inverse = if max > 0.0 { limit / max } else { 0.0 };
+        c.iter().map(|v| max / limit * (v * inverse).round_ties_even()).collect::<Vec<_>>()
     };
     x.chunks(32).flat_map(group).collect()
 }
@@ -72,12 +73,12 @@ fn quantised_products_match_float64() {
         for (r, out) in rows.iter_mut().enumerate() {
             dequantize_row(ty, &data[r * row_bytes..(r + 1) * row_bytes], out);
         }
-        for dispatch in Dispatch::available() {
+        for (dispatch, two_planes) in Dispatch::available().into_iter().flat_map(|d| [(d, false), (d, true)]) {
             let n = 9;
             let x = noise(n * n_cols, 3);
             let mut q8 = Q8Rows::default();
-            q8.resize(n, n_cols);
-            (0..n).for_each(|t| q8.set(dispatch, t, &x[t * n_cols..(t + 1) * n_cols]));
+            q8.resize(n, n_cols, two_planes);
+            q8.chunks_mut(n).into_iter().for_each(|to| dispatch.quantize_q8(&x, to));
             let mut gemv = vec![0.0; n * n_rows];
             for (t, out) in gemv.chunks_mut(n_rows).enumerate() {
                 dispatch.gemv_q8(w, q8.row(t), out);
@@ -85,7 +86,7 @@ fn quantised_products_match_float64() {
             let mut gemm = vec![0.0; n * n_rows];
             dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
             for t in 0..n {
-                let xt = quantised(&x[t * n_cols..(t + 1) * n_cols]);
+                let xt = quantised(&x[t * n_cols..(t + 1) * n_cols], two_planes);
                 for r in 0..n_rows {
                     let want = dot64(&rows[r], &xt);
                     let scale = norm(&rows[r]) * norm(&xt);

@@ -7,13 +7,14 @@ mod vocab_file;
 
 use ecokv::Error;
 use ecokv::gguf::GgufFile;
+use ecokv::template::{ChatTemplate, Message};
 use ecokv::tokenizer::Tokenizer;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use vocab_file::{Value, testdata, vocab_file};
+use vocab_file::{Value, testdata, vocab_bytes, vocab_file};
 
 fn main() -> ExitCode {
     let mut trials = Vec::new();
@@ -25,7 +26,8 @@ fn main() -> ExitCode {
             add(&mut trials, format!("hugging_face::{name}"), &path, move |t| hugging_face(name, t));
         }
     }
-    let plain: [(&str, fn() -> Result<(), Failed>); 7] = [
+    trials.push(chat_prompt());
+    let plain: [(&str, Test); 9] = [
         ("naive::spm", naive_spm),
         ("naive::bpe", naive_bpe),
         ("long_words_and_texts", long_words_and_texts),
@@ -33,10 +35,14 @@ fn main() -> ExitCode {
         ("begin_token", begin_token),
         ("careless_files", careless_files),
         ("bad_files", bad_files),
+        ("damaged_files", damaged_files),
+        ("utf8_stream", utf8_stream),
     ];
     trials.extend(plain.map(|(name, test)| Trial::test(name, test)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
+
+type Test = fn() -> Result<(), Failed>;
 
 const VOCABULARIES: [(&str, &str); 8] = [
     ("toy-llama", "models/llama/model-f32.gguf"),
@@ -53,17 +59,21 @@ const VOCABULARIES: [(&str, &str); 8] = [
 fn add(
     trials: &mut Vec<Trial>,
     name: String,
-    path: &std::path::Path,
+    path: &Path,
     test: impl FnOnce(&Tokenizer) -> Result<(), Failed> + Send + 'static,
 ) {
     let path: PathBuf = path.into();
     trials.push(Trial::ignorable_test(name, move || {
         if !path.exists() {
-            return Ok(Completion::ignored_with(format!("{} is missing: run testdata/fetch.sh", path.display())));
+            return Ok(missing(&path));
         }
         test(&Tokenizer::from_gguf(&GgufFile::open(&path)?)?)?;
         Ok(Completion::Completed)
     }));
+}
+
+fn missing(path: &Path) -> Completion {
+    Completion::ignored_with(format!("{} is missing: run testdata/fetch.sh", path.display()))
 }
 
 // ------------------------------------------------------------------------------------------------ against others
@@ -143,6 +153,30 @@ fn round_trip(tokenizer: &Tokenizer) -> Result<(), Failed> {
     Ok(())
 }
 
+/// SmolLM2's own template, from its file. Ids 1 and 2 are `<|im_start|>` and `<|im_end|>`.
+fn chat_prompt() -> Trial {
+    Trial::ignorable_test("chat_prompt::smollm2", || {
+        let path = testdata("fetched/SmolLM2-135M-Instruct.Q4_1.gguf");
+        if !path.exists() {
+            return Ok(missing(&path));
+        }
+        let file = GgufFile::open(&path)?;
+        let tokenizer = Tokenizer::from_gguf(&file)?;
+        let template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+        let prompt = template.render(&[Message::text("user", "What is the capital of France?")], true)?;
+        same(
+            "prompt",
+            prompt.as_str(),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+             <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+        )?;
+        let ids = tokenizer.encode(&prompt, tokenizer.needs_bos(&prompt), true);
+        let turns: Vec<u32> = ids.iter().copied().filter(|&id| id < 3).collect();
+        same("turns", (ids[0], turns), (1, vec![1, 2, 1, 2, 1]))?;
+        Ok(Completion::Completed)
+    })
+}
+
 // ------------------------------------------------------------------------------------------ against naive versions
 
 /// Repeats "join the best pair" over the whole text, as the definition says.
@@ -160,10 +194,9 @@ fn naive_spm() -> Result<(), Failed> {
         loop {
             let mut best: Option<(f32, usize)> = None;
             for i in 1..pieces.len() {
-                if let Some(score) = score(&format!("{}{}", pieces[i - 1], pieces[i])) {
-                    if best.is_none_or(|(b, _)| score > b) {
-                        best = Some((score, i));
-                    }
+                let union = score(&format!("{}{}", pieces[i - 1], pieces[i]));
+                if let Some(score) = union.filter(|&score| best.is_none_or(|(b, _)| score > b)) {
+                    best = Some((score, i));
                 }
             }
             let Some((_, i)) = best else { break };
@@ -207,12 +240,17 @@ fn naive_bpe() -> Result<(), Failed> {
 fn random_texts() -> Vec<String> {
     const PARTS: [&str; 16] =
         ["the", "t", "h", "e", " ", "in", "er", "image", "s", "ss", "tt", "x", "é", "\u{1F600}", "  ", "question"];
+    let mut next = random();
+    (0..300).map(|i| (0..1 + i / 4).map(|_| PARTS[next(PARTS.len())]).collect()).collect()
+}
+
+/// Numbers below the argument, the same in every run.
+fn random() -> impl FnMut(usize) -> usize {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut next = move |n: usize| {
+    move |n| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % n
-    };
-    (0..300).map(|i| (0..1 + i / 4).map(|_| PARTS[next(PARTS.len())]).collect()).collect()
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------- the rest
@@ -273,7 +311,7 @@ fn careless_files() -> Result<(), Failed> {
     same("warning", tokenizer.warnings()[0].contains("tokenizer.ggml.bos_token_id = 7"), true)?;
     // No pre-tokenizer named.
     let file = vocab_file(&[
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
         ("tokenizer.ggml.tokens", Value::Strs(vec!["a".into()])),
         ("tokenizer.ggml.merges", Value::Strs(vec![])),
     ]);
@@ -284,23 +322,25 @@ fn careless_files() -> Result<(), Failed> {
 fn bad_files() -> Result<(), Failed> {
     let spm = |extra: Vec<(&'static str, Value)>| {
         let mut entries = vec![
-            ("tokenizer.ggml.model", Value::Str("llama")),
+            ("tokenizer.ggml.model", Value::Str("llama".into())),
             ("tokenizer.ggml.tokens", Value::Strs(["<unk>", "<s>", "</s>"].map(String::from).into())),
         ];
         entries.extend(extra);
         vocab_file(&entries)
     };
-    let named = |key, value| vocab_file(&[("tokenizer.ggml.model", Value::Str("gpt2")), (key, Value::Str(value))]);
+    let named = |key, value: &str| {
+        vocab_file(&[("tokenizer.ggml.model", Value::Str("gpt2".into())), (key, Value::Str(value.into()))])
+    };
     let add_bos = [("tokenizer.ggml.add_bos_token", Value::Bool(true))];
     let no_tokens = [
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
-        ("tokenizer.ggml.pre", Value::Str("gpt-2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::Str("gpt-2".into())),
         ("tokenizer.ggml.tokens", Value::Strs(vec![])),
     ];
     let scores = || ("tokenizer.ggml.scores", Value::F32s(vec![0.0; 3]));
     let cases: Vec<(GgufFile, &str, &str)> = vec![
         (vocab_file(&[]), "tokenizer.ggml.model", "missing"),
-        (vocab_file(&[("tokenizer.ggml.model", Value::Str("bert"))]), "tokenizer.ggml.model", "\"bert\""),
+        (vocab_file(&[("tokenizer.ggml.model", Value::Str("bert".into()))]), "tokenizer.ggml.model", "\"bert\""),
         (named("tokenizer.ggml.pre", "gpt-9"), "tokenizer.ggml.pre", "\"gpt-9\""),
         (named("tokenizer.ggml.pre", "gpt-2"), "tokenizer.ggml.tokens", "missing"),
         (vocab_file(&no_tokens), "tokenizer.ggml.tokens", "0 tokens"),
@@ -311,7 +351,11 @@ fn bad_files() -> Result<(), Failed> {
             "tokenizer.ggml.token_type",
             "4 entries for 3",
         ),
-        (spm(vec![scores(), ("tokenizer.ggml.eos_token_id", Value::Str("x"))]), "tokenizer.ggml.eos_token_id", "\"x\""),
+        (
+            spm(vec![scores(), ("tokenizer.ggml.eos_token_id", Value::Str("x".into()))]),
+            "tokenizer.ggml.eos_token_id",
+            "\"x\"",
+        ),
         (bpe(&["a", "b"], &[1, 1], &["ab"], &[]), "tokenizer.ggml.merges", "entry 0, \"ab\""),
         (bpe(&["a", "b"], &[1, 1], &["a b"], &[]), "tokenizer.ggml.merges", "entry 0, \"a b\""),
         (bpe(&["a", "b"], &[1, 1], &[], &add_bos), "tokenizer.ggml.add_bos_token", "does not name that token"),
@@ -328,24 +372,90 @@ fn bad_files() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Whatever a file says, it is an error or it works: random damage to the header, then encoding, decoding and chat.
+fn damaged_files() -> Result<(), Failed> {
+    let strings = |list: &[&str]| Value::Strs(list.iter().map(|s| s.to_string()).collect());
+    let template = "{% for m in messages %}{{ bos_token + m['content'] | trim }}{% endfor %}";
+    let common = |model: &str| {
+        vec![
+            ("tokenizer.ggml.model", Value::Str(model.into())),
+            ("tokenizer.ggml.tokens", strings(&["<unk>", "<s>", "</s>", "<0x0A>", "\u{2581}", "a", "b", "ab", "[U]"])),
+            ("tokenizer.ggml.token_type", Value::I32s(vec![2, 3, 3, 6, 1, 1, 1, 1, 4])),
+            ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+            ("tokenizer.ggml.eos_token_id", Value::U32(2)),
+            ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+            ("tokenizer.chat_template", Value::Str(template.into())),
+        ]
+    };
+    let mut spm = common("llama");
+    spm.push(("tokenizer.ggml.scores", Value::F32s((0..9u8).map(f32::from).collect())));
+    let mut bpe = common("gpt2");
+    bpe.push(("tokenizer.ggml.pre", Value::Str("llama3".into())));
+    bpe.push(("tokenizer.ggml.merges", strings(&["a b"])));
+    let mut usable = 0;
+    for entries in [spm, bpe] {
+        let bytes = vocab_bytes(&entries);
+        let mut next = random();
+        for _ in 0..500 {
+            let mut damaged = bytes.clone();
+            for _ in 0..1 + next(3) {
+                let at = 24 + next(bytes.len() - 24);
+                damaged[at] = [0, 0xFF, damaged[at] ^ (1 << next(8)), next(256) as u8][next(4)];
+            }
+            let Ok(file) = GgufFile::from_static("damaged", Box::leak(damaged.into_boxed_slice())) else { continue };
+            let Ok(tokenizer) = Tokenizer::from_gguf(&file) else { continue };
+            let mut text = Vec::new();
+            for id in tokenizer.encode("ab a\nb<s>[U] \u{1F600}", true, true) {
+                tokenizer.decode_bytes(id, &mut text);
+            }
+            let template = ChatTemplate::from_gguf(&file, &tokenizer);
+            usable += usize::from(template.is_ok_and(|t| t.render(&[Message::text("user", "a")], true).is_ok()));
+        }
+    }
+    same("some survive", usable > 50, true)
+}
+
+/// However the bytes are cut, the text is that of the standard library's lossy conversion of all of them.
+fn utf8_stream() -> Result<(), Failed> {
+    const PARTS: [&[u8]; 9] = [
+        b"a",
+        "é".as_bytes(),
+        "你".as_bytes(),
+        "\u{1F600}".as_bytes(),
+        b"\xFF",
+        b"\xC3",
+        b"\xE4\xBD",
+        b"\xF0\x9F\x98",
+        b"\x80",
+    ];
+    let mut next = random();
+    for _ in 0..500 {
+        let bytes: Vec<u8> = (0..next(12)).flat_map(|_| PARTS[next(PARTS.len())]).copied().collect();
+        let mut stream = ecokv::tokenizer::Utf8Stream::default();
+        let mut text = String::new();
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(1 + next(rest.len()));
+            text.push_str(stream.push(now));
+            rest = later;
+        }
+        text.push_str(stream.finish());
+        same(&format!("{bytes:?}"), text, String::from_utf8_lossy(&bytes).into_owned())?;
+    }
+    Ok(())
+}
+
 /// A byte-level vocabulary with GPT-2's pre-tokenizer.
 fn bpe(tokens: &[&str], types: &[i32], merges: &[&str], extra: &[(&str, Value)]) -> GgufFile {
     let strings = |list: &[&str]| Value::Strs(list.iter().map(|s| s.to_string()).collect());
     let mut entries = vec![
-        ("tokenizer.ggml.model", Value::Str("gpt2")),
-        ("tokenizer.ggml.pre", Value::Str("gpt-2")),
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::Str("gpt-2".into())),
         ("tokenizer.ggml.tokens", strings(tokens)),
         ("tokenizer.ggml.token_type", Value::I32s(types.to_vec())),
         ("tokenizer.ggml.merges", strings(merges)),
     ];
-    for (key, value) in extra {
-        let value = match value {
-            Value::U32(x) => Value::U32(*x),
-            Value::Bool(x) => Value::Bool(*x),
-            _ => unreachable!("only ids and flags are added"),
-        };
-        entries.push((key, value));
-    }
+    entries.extend(extra.iter().cloned());
     vocab_file(&entries)
 }
 

@@ -63,7 +63,7 @@ impl Staging {
 
     /// Appends rows of `n` tokens: `k` and `v` are `[n][n_kv_heads][head_dim]`, token t has `positions[t]`.
     pub fn push(&mut self, cx: &crate::ops::Compute, k: &[f32], v: &[f32], positions: &[u32]) {
-        let (d, heads, capacity, n) = (self.head_dim, self.n_kv_heads, self.capacity, positions.len());
+        let (d, heads, capacity) = (self.head_dim, self.n_kv_heads, self.capacity);
         let parts: Vec<_> = self
             .keys
             .chunks_mut(capacity * d)
@@ -74,10 +74,10 @@ impl Staging {
             .enumerate()
             .collect();
         cx.pool.each(parts, |(h, ((((keys, values), panels), pos), len))| {
-            for t in 0..n {
+            for (t, &position) in positions.iter().enumerate() {
                 let from = (t * heads + h) * d;
                 push_row(keys, values, panels, *len, &k[from..from + d], &v[from..from + d]);
-                pos[*len] = positions[t];
+                pos[*len] = position;
                 *len += 1;
             }
         });

@@ -6,16 +6,18 @@ use std::cell::RefCell;
 use half::f16;
 
 use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, generic};
+use super::scalar::TWO_PLANES;
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
 /// Tokens that share the loads of a panel.
 const TOKENS: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
+    let limit = if to.low.is_empty() { 127.0 } else { TWO_PLANES };
     for (i, x) in x.chunks_exact(GROUP).enumerate() {
-        // SAFETY: `x` has 32 values, `q` as many at 32 i, `d` one and `s` two at i (checked by `Dispatch`).
+        // SAFETY: `x` has 32 values, the planes as many at 32 i, `d` one and `s` two (checked by `Dispatch`).
         unsafe {
             let sign = _mm256_set1_ps(-0.0);
             let v: [__m256; 4] = std::array::from_fn(|j| _mm256_loadu_ps(x.as_ptr().add(8 * j)));
@@ -24,20 +26,40 @@ pub(super) unsafe fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut
             let m = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m));
             let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
             let max = _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-            d[i] = max / 127.0;
-            let inverse = _mm256_set1_ps(if max > 0.0 { 127.0 / max } else { 0.0 });
+            to.d[i] = max / limit;
+            let inverse = _mm256_set1_ps(if max > 0.0 { limit / max } else { 0.0 });
             let n = v.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
-            // Packing works within 128-bit halves: [0a 1a 2a 3a | 0b 1b 2b 3b] in units of four bytes.
-            let packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-            let bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-            _mm256_storeu_si256(q.as_mut_ptr().add(GROUP * i).cast(), bytes);
-            let ones = _mm256_set1_epi8(1);
-            let sums = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, bytes), _mm256_set1_epi16(1));
-            let sums = _mm256_hadd_epi32(sums, sums);
-            let sums = _mm256_hadd_epi32(sums, sums);
-            s[2 * i] = d[i] * _mm256_extract_epi32::<0>(sums) as f32;
-            s[2 * i + 1] = d[i] * _mm256_extract_epi32::<4>(sums) as f32;
+            let words = [_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3])];
+            if to.low.is_empty() {
+                store_bytes(words, to.q[GROUP * i..].as_mut_ptr());
+            } else {
+                let half = _mm256_set1_epi16(64);
+                let high = words.map(|w| _mm256_srai_epi16::<7>(_mm256_add_epi16(w, half)));
+                let low = [0, 1].map(|j| _mm256_sub_epi16(words[j], _mm256_slli_epi16::<7>(high[j])));
+                store_bytes(high, to.q[GROUP * i..].as_mut_ptr());
+                store_bytes(low, to.low[GROUP * i..].as_mut_ptr());
+            }
+            let ones = _mm256_set1_epi16(1);
+            for (j, w) in words.into_iter().enumerate() {
+                let sums = _mm256_madd_epi16(w, ones);
+                let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+                let sums = _mm_hadd_epi32(sums, sums);
+                let sums = _mm_hadd_epi32(sums, sums);
+                to.s[2 * i + j] = to.d[i] * _mm_cvtsi128_si32(sums) as f32;
+            }
         }
+    }
+}
+
+/// Packs two vectors of words, themselves packed from doublewords, to 32 bytes in order.
+#[inline(always)]
+unsafe fn store_bytes(words: [__m256i; 2], to: *mut i8) {
+    // SAFETY: the caller has 32 bytes at `to` and the features.
+    unsafe {
+        // Packing works within 128-bit halves: [0a 1a 2a 3a | 0b 1b 2b 3b] in units of four bytes.
+        let packed = _mm256_packs_epi16(words[0], words[1]);
+        let bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256(to.cast(), bytes);
     }
 }
 
@@ -50,44 +72,53 @@ pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
     // SAFETY: the features of this function; shapes are checked by `Dispatch`.
-    unsafe { with_format!(w.ty, F => gemm::<F>(w, x, tokens, out)) }
+    unsafe {
+        with_format!(w.ty, F => if x.low.is_empty() { gemm::<F, false>(w, x, tokens, out) } else { gemm::<F, true>(w, x, tokens, out) })
+    }
 }
 
+// Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
+// the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
     static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
 }
 
 #[inline(always)]
-unsafe fn gemm<F: Format>(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+unsafe fn gemm<F: Format, const TWO: bool>(
+    w: WeightRows<'_>,
+    x: &Q8Rows,
+    tokens: std::ops::Range<usize>,
+    out: &mut [f32],
+) {
     let n_rows = w.n_rows();
-    PANEL.with_borrow_mut(|panel| {
-        panel.resize::<F>(w.n_cols);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let to = (from + PANEL_ROWS).min(n_rows);
-            // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-            unsafe {
-                fx::pack::<F, false>(w.slice(from, to), panel);
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    let n = (tokens.end - t).min(TOKENS);
-                    let out = &mut out[(t - tokens.start) * n_rows + from..];
-                    if n == TOKENS {
-                        tile::<F, TOKENS>(panel, x, t, out, n_rows, to - from);
-                        t += TOKENS;
-                    } else {
-                        tile::<F, 1>(panel, x, t, out, n_rows, to - from);
-                        t += 1;
-                    }
+    let mut panel = PANEL.take();
+    panel.resize::<F>(w.n_cols);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let to = (from + PANEL_ROWS).min(n_rows);
+        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
+        unsafe {
+            fx::pack::<F, false>(w.slice(from, to), &mut panel);
+            let mut t = tokens.start;
+            while t < tokens.end {
+                let n = (tokens.end - t).min(TOKENS);
+                let out = &mut out[(t - tokens.start) * n_rows + from..];
+                if n == TOKENS {
+                    tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
+                    t += TOKENS;
+                } else {
+                    tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
+                    t += 1;
                 }
             }
         }
-    });
+    }
+    PANEL.set(panel);
 }
 
 /// `out[t][r]` for 16 rows r and `N` tokens from `first`.
 #[inline(always)]
-unsafe fn tile<F: Format, const N: usize>(
+unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
     panel: &Panel,
     x: &Q8Rows,
     first: usize,
@@ -101,6 +132,8 @@ unsafe fn tile<F: Format, const N: usize>(
         // SAFETY: panel and activations cover all groups; features by the caller.
         unsafe {
             let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
+            let low = if TWO { &x.low } else { &x.q };
+            let xl: [*const i8; N] = std::array::from_fn(|t| low.as_ptr().add((first + t) * x.n_cols));
             let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
             let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
             let mut acc = [_mm256_setzero_ps(); N];
@@ -108,8 +141,14 @@ unsafe fn tile<F: Format, const N: usize>(
                 let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 32 * side);
                 for h in 0..halves {
                     let steps = 8 / halves;
-                    let part =
-                        dots::<F, N>(q.add(64 * steps * h), xq.map(|p| p.add(group * GROUP + 4 * steps * h)), steps);
+                    let (q, at) = (q.add(64 * steps * h), group * GROUP + 4 * steps * h);
+                    let mut part = dots::<F, N>(q, xq.map(|p| p.add(at)), steps);
+                    if TWO {
+                        let low = dots::<F, N>(q, xl.map(|p| p.add(at)), steps);
+                        for (part, low) in part.iter_mut().zip(low) {
+                            *part = _mm256_add_epi32(_mm256_slli_epi32::<7>(*part), low);
+                        }
+                    }
                     let at = (group * halves + h) * PANEL_ROWS + 8 * side;
                     let scale = _mm256_loadu_ps(panel.scale.as_ptr().add(at));
                     let min = _mm256_loadu_ps(panel.min.as_ptr().add(at));
@@ -196,7 +235,8 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
             GgmlType::F32 => gemm_elem::<F32Elem>(w, x, out),
             GgmlType::F16 => gemm_elem::<F16Elem>(w, x, out),
             GgmlType::BF16 => gemm_elem::<Bf16Elem>(w, x, out),
-            _ => FLOATS.with_borrow_mut(|(panel, values)| {
+            _ => {
+                let (mut panel, mut values) = FLOATS.take();
                 let n_rows = w.n_rows();
                 values.resize(w.n_cols * PANEL_ROWS, 0.0);
                 panel.resize(w.n_cols * PANEL_ROWS, 0.0);
@@ -209,10 +249,11 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
                     {
                         dequantize_row(w.ty, row, v);
                     }
-                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, panel);
-                    panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, &mut panel);
+                    panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
                 }
-            }),
+                FLOATS.set((panel, values));
+            }
         }
     }
 }
@@ -227,17 +268,17 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
         }
         return;
     }
-    FLOATS.with_borrow_mut(|(panel, _)| {
-        panel.resize(w.n_cols * PANEL_ROWS, 0.0);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let n = (n_rows - from).min(PANEL_ROWS);
-            // SAFETY: rows from..from+n are in bounds.
-            unsafe {
-                fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, panel);
-                panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
-            }
+    let (mut panel, values) = FLOATS.take();
+    panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let n = (n_rows - from).min(PANEL_ROWS);
+        // SAFETY: rows from..from+n are in bounds.
+        unsafe {
+            fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, &mut panel);
+            panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
         }
-    });
+    }
+    FLOATS.set((panel, values));
 }
 
 /// One panel against all rows of `x`; `n` of its 16 rows are real.

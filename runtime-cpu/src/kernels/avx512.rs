@@ -7,16 +7,16 @@ use std::cell::RefCell;
 use half::f16;
 
 use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, avx2, generic};
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, avx2, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
 /// Tokens that share the loads of a panel.
 const TOKENS: usize = 8;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
     // SAFETY: avx2 is part of this level.
-    unsafe { avx2::quantize_q8(x, q, d, s) }
+    unsafe { avx2::quantize_q8(x, to) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -28,44 +28,53 @@ pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
     // SAFETY: the features of this function; shapes are checked by `Dispatch`.
-    unsafe { with_format!(w.ty, F => gemm::<F>(w, x, tokens, out)) }
+    unsafe {
+        with_format!(w.ty, F => if x.low.is_empty() { gemm::<F, false>(w, x, tokens, out) } else { gemm::<F, true>(w, x, tokens, out) })
+    }
 }
 
+// Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
+// the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
     static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
 }
 
 #[inline(always)]
-unsafe fn gemm<F: Format>(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+unsafe fn gemm<F: Format, const TWO: bool>(
+    w: WeightRows<'_>,
+    x: &Q8Rows,
+    tokens: std::ops::Range<usize>,
+    out: &mut [f32],
+) {
     let n_rows = w.n_rows();
-    PANEL.with_borrow_mut(|panel| {
-        panel.resize::<F>(w.n_cols);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let to = (from + PANEL_ROWS).min(n_rows);
-            // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-            unsafe {
-                fx::pack::<F, true>(w.slice(from, to), panel);
-                let mut t = tokens.start;
-                while t < tokens.end {
-                    let n = (tokens.end - t).min(TOKENS);
-                    let out = &mut out[(t - tokens.start) * n_rows + from..];
-                    if n == TOKENS {
-                        tile::<F, TOKENS>(panel, x, t, out, n_rows, to - from);
-                        t += TOKENS;
-                    } else {
-                        tile::<F, 1>(panel, x, t, out, n_rows, to - from);
-                        t += 1;
-                    }
+    let mut panel = PANEL.take();
+    panel.resize::<F>(w.n_cols);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let to = (from + PANEL_ROWS).min(n_rows);
+        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
+        unsafe {
+            fx::pack::<F, true>(w.slice(from, to), &mut panel);
+            let mut t = tokens.start;
+            while t < tokens.end {
+                let n = (tokens.end - t).min(TOKENS);
+                let out = &mut out[(t - tokens.start) * n_rows + from..];
+                if n == TOKENS {
+                    tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
+                    t += TOKENS;
+                } else {
+                    tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
+                    t += 1;
                 }
             }
         }
-    });
+    }
+    PANEL.set(panel);
 }
 
 /// `out[t][r]` for 16 rows r and `N` tokens from `first`.
 #[inline(always)]
-unsafe fn tile<F: Format, const N: usize>(
+unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
     panel: &Panel,
     x: &Q8Rows,
     first: usize,
@@ -78,6 +87,8 @@ unsafe fn tile<F: Format, const N: usize>(
     // SAFETY: panel and activations cover all groups; features by the caller.
     unsafe {
         let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
+        let low = if TWO { &x.low } else { &x.q };
+        let xl: [*const i8; N] = std::array::from_fn(|t| low.as_ptr().add((first + t) * x.n_cols));
         let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
         let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
         let mut acc = [_mm512_setzero_ps(); N];
@@ -86,17 +97,26 @@ unsafe fn tile<F: Format, const N: usize>(
                 let steps = 8 / halves;
                 let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 64 * steps * h);
                 let mut part = [_mm512_setzero_si512(); N];
+                let mut part_low = [_mm512_setzero_si512(); N];
                 for c in 0..steps {
                     let w = _mm512_loadu_si512(q.add(64 * c).cast());
                     for t in 0..N {
-                        let v = xq[t].add(group * GROUP + 4 * (steps * h + c)).cast::<i32>().read_unaligned();
+                        let at = group * GROUP + 4 * (steps * h + c);
+                        let v = xq[t].add(at).cast::<i32>().read_unaligned();
                         part[t] = _mm512_dpbusd_epi32(part[t], w, _mm512_set1_epi32(v));
+                        if TWO {
+                            let v = xl[t].add(at).cast::<i32>().read_unaligned();
+                            part_low[t] = _mm512_dpbusd_epi32(part_low[t], w, _mm512_set1_epi32(v));
+                        }
                     }
                 }
                 let at = (group * halves + h) * PANEL_ROWS;
                 let scale = _mm512_loadu_ps(panel.scale.as_ptr().add(at));
                 let min = _mm512_loadu_ps(panel.min.as_ptr().add(at));
                 for t in 0..N {
+                    if TWO {
+                        part[t] = _mm512_add_epi32(_mm512_slli_epi32::<7>(part[t]), part_low[t]);
+                    }
                     let d = _mm512_mul_ps(scale, _mm512_set1_ps(*xd[t].add(group)));
                     let s = if F::HALVES {
                         *xs[t].add(2 * group + h)
@@ -129,7 +149,8 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
             GgmlType::F32 => gemm_elem::<F32Elem>(w, x, out),
             GgmlType::F16 => gemm_elem::<F16Elem>(w, x, out),
             GgmlType::BF16 => gemm_elem::<Bf16Elem>(w, x, out),
-            _ => FLOATS.with_borrow_mut(|(panel, values)| {
+            _ => {
+                let (mut panel, mut values) = FLOATS.take();
                 let n_rows = w.n_rows();
                 values.resize(w.n_cols * PANEL_ROWS, 0.0);
                 panel.resize(w.n_cols * PANEL_ROWS, 0.0);
@@ -139,10 +160,11 @@ pub(super) unsafe fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
                     for (row, v) in rows.zip(values.chunks_exact_mut(w.n_cols)) {
                         dequantize_row(w.ty, row, v);
                     }
-                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, panel);
-                    panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
+                    fx::pack_f32::<F32Elem>(values.as_ptr().cast(), 4 * w.n_cols, n, w.n_cols, &mut panel);
+                    panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
                 }
-            }),
+                FLOATS.set((panel, values));
+            }
         }
     }
 }
@@ -157,17 +179,17 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
         }
         return;
     }
-    FLOATS.with_borrow_mut(|(panel, _)| {
-        panel.resize(w.n_cols * PANEL_ROWS, 0.0);
-        for from in (0..n_rows).step_by(PANEL_ROWS) {
-            let n = (n_rows - from).min(PANEL_ROWS);
-            // SAFETY: rows from..from+n are in bounds.
-            unsafe {
-                fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, panel);
-                panel_rows(panel, w.n_cols, x, out, n_rows, from, n);
-            }
+    let (mut panel, values) = FLOATS.take();
+    panel.resize(w.n_cols * PANEL_ROWS, 0.0);
+    for from in (0..n_rows).step_by(PANEL_ROWS) {
+        let n = (n_rows - from).min(PANEL_ROWS);
+        // SAFETY: rows from..from+n are in bounds.
+        unsafe {
+            fx::pack_f32::<E>(w.data.as_ptr().add(from * w.row_bytes), w.row_bytes, n, w.n_cols, &mut panel);
+            panel_rows(&panel, w.n_cols, x, out, n_rows, from, n);
         }
-    });
+    }
+    FLOATS.set((panel, values));
 }
 
 /// One panel against all rows of `x`; `n` of its 16 rows are real.

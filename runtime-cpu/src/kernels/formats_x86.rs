@@ -357,12 +357,28 @@ unsafe fn iq4(nibbles: __m256i) -> __m256i {
     }
 }
 
+/// Dot products of quantised rows with one vector of one or two planes.
+///
+/// # Safety
+/// As [`gemv_planes`].
+#[inline(always)]
+pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+    // SAFETY: the caller's contract; the second plane is as long as the first where there is one.
+    unsafe {
+        if x.low.is_empty() {
+            gemv_planes::<F, VNNI, false>(w, x, out);
+        } else {
+            gemv_planes::<F, VNNI, true>(w, x, out);
+        }
+    }
+}
+
 /// Dot products of quantised rows with one vector. `VNNI` needs avx512vnni + avx512vl.
 ///
 /// # Safety
 /// The CPU has avx2, fma and f16c (and the VNNI set if `VNNI`); `w` and `x` have the shapes of `Dispatch::gemv_q8`.
 #[inline(always)]
-pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+unsafe fn gemv_planes<F: Format, const VNNI: bool, const TWO: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
         // SAFETY: a row is a whole number of blocks; `x` has as many values as the row (checked by `Dispatch`).
         unsafe {
@@ -375,7 +391,11 @@ pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8R
                 for g in 0..F::GROUPS {
                     let q = F::quants(block, g);
                     let xq = _mm256_loadu_si256(x.q.as_ptr().add(GROUP * i).cast());
-                    let part = dot_bytes::<F, VNNI>(q, xq);
+                    let mut part = dot_bytes::<F, VNNI>(q, xq);
+                    if TWO {
+                        let low = _mm256_loadu_si256(x.low.as_ptr().add(GROUP * i).cast());
+                        part = _mm256_add_epi32(_mm256_slli_epi32::<7>(part), dot_bytes::<F, VNNI>(q, low));
+                    }
                     let d = *x.d.get_unchecked(i);
                     let (s, m) = (F::scale(&header, g), F::min(&header, g));
                     let (s0, s1) = (*x.s.get_unchecked(2 * i), *x.s.get_unchecked(2 * i + 1));

@@ -5,9 +5,13 @@
 //! they use FMA and sum in another order.
 //!
 //! The quantised path follows one scheme for all formats: a group of 32 weights is `scale * q + min` with 8-bit `q`
-//! (two scales and mins where the format has sub-blocks of 16), activations are 8 bits per value with one float scale
-//! per 32. Matrix-vector products read the weights where they lie in the file; matrix products first unpack a *panel*
+//! (two scales and mins where the format has sub-blocks of 16); activations have one float scale per 32 and either 8
+//! bits per value or 15, the latter as two planes of 8-bit numbers (`128 q + low`) that take the same instructions.
+//! Matrix-vector products read the weights where they lie in the file; matrix products first unpack a *panel*
 //! of 16 rows, interleaved so that a vector lane holds one row, and use it for many tokens.
+
+// Lanes, rows and blocks of several buffers are indexed side by side.
+#![allow(clippy::needless_range_loop)]
 
 mod generic;
 mod scalar;
@@ -42,14 +46,17 @@ enum Level {
     Avx512,
 }
 
-/// One activation vector, quantised: `x[i] = d[i / 32] * q[i]`.
+/// One activation vector, quantised: `x[i] = d[i / 32] * q[i]` with one plane, `d[i / 32] * (128 q[i] + low[i])` with
+/// two.
 #[derive(Clone, Copy)]
 pub struct Q8Row<'a> {
     /// `[n_cols]`
     pub q: &'a [i8],
+    /// `[n_cols]` The second plane, or empty.
+    pub low: &'a [i8],
     /// `[n_cols / 32]`
     pub d: &'a [f32],
-    /// `[n_cols / 16]` `d` times the sum of 16 values of `q`.
+    /// `[n_cols / 16]` `d` times the sum of 16 integers.
     pub s: &'a [f32],
 }
 
@@ -58,8 +65,21 @@ pub struct Q8Row<'a> {
 pub struct Q8Rows {
     n_cols: usize,
     q: Vec<i8>,
+    low: Vec<i8>,
     d: Vec<f32>,
     s: Vec<f32>,
+}
+
+/// Mutable parts of one or more rows of [`Q8Rows`].
+pub struct Q8Mut<'a> {
+    /// `[n][n_cols]`
+    pub q: &'a mut [i8],
+    /// `[n][n_cols]`, or empty for a single plane.
+    pub low: &'a mut [i8],
+    /// `[n][n_cols / 32]`
+    pub d: &'a mut [f32],
+    /// `[n][n_cols / 16]`
+    pub s: &'a mut [f32],
 }
 
 /// Borrowed weight rows of one type, as they lie in the file.
@@ -85,36 +105,29 @@ pub enum KvRows<'a> {
 }
 
 impl Q8Rows {
-    /// Quantised vectors for `n` rows of `n_cols` values; `n_cols` is a multiple of 32. Reuses its memory.
-    pub fn resize(&mut self, n: usize, n_cols: usize) {
+    /// Room for `n` rows of `n_cols` values, a multiple of 32, in one or two planes. Reuses its memory.
+    pub fn resize(&mut self, n: usize, n_cols: usize, two_planes: bool) {
         self.n_cols = n_cols;
         self.q.resize(n * n_cols, 0);
+        self.low.resize(if two_planes { n * n_cols } else { 0 }, 0);
         self.d.resize(n * n_cols / GROUP, 0.0);
         self.s.resize(n * n_cols / (GROUP / 2), 0.0);
-    }
-
-    /// Quantises row `i` from `x` `[n_cols]`.
-    pub fn set(&mut self, dispatch: Dispatch, i: usize, x: &[f32]) {
-        let n = self.n_cols;
-        let (g, h) = (n / GROUP, n / (GROUP / 2));
-        dispatch.quantize_q8(
-            x,
-            &mut self.q[i * n..(i + 1) * n],
-            &mut self.d[i * g..(i + 1) * g],
-            &mut self.s[i * h..(i + 1) * h],
-        );
-    }
-
-    /// Splits into mutable parts `(q, d, s)` of `rows` vectors each, for filling in parallel.
-    pub(crate) fn parts_mut(&mut self) -> (&mut [i8], &mut [f32], &mut [f32]) {
-        (&mut self.q, &mut self.d, &mut self.s)
     }
 
     /// Row `i`.
     pub fn row(&self, i: usize) -> Q8Row<'_> {
         let n = self.n_cols;
         let (g, h) = (n / GROUP, n / (GROUP / 2));
-        Q8Row { q: &self.q[i * n..(i + 1) * n], d: &self.d[i * g..(i + 1) * g], s: &self.s[i * h..(i + 1) * h] }
+        let low = if self.low.is_empty() { &[][..] } else { &self.low[i * n..(i + 1) * n] };
+        Q8Row { q: &self.q[i * n..(i + 1) * n], low, d: &self.d[i * g..(i + 1) * g], s: &self.s[i * h..(i + 1) * h] }
+    }
+
+    /// Parts of `rows` rows each (the last may have fewer), for filling in parallel.
+    pub fn chunks_mut(&mut self, rows: usize) -> Vec<Q8Mut<'_>> {
+        let n = rows * self.n_cols;
+        let mut low = self.low.chunks_mut(n);
+        let parts = self.q.chunks_mut(n).zip(self.d.chunks_mut(n / GROUP)).zip(self.s.chunks_mut(n / (GROUP / 2)));
+        parts.map(|((q, d), s)| Q8Mut { q, low: low.next().unwrap_or_default(), d, s }).collect()
     }
 }
 
@@ -201,16 +214,20 @@ impl Dispatch {
         }
     }
 
-    /// Quantises `x` `[n]` to 8 bits, one scale per 32 values: `d = max|x| / 127`, `q` = nearest integer, `s` = `d`
-    /// times the sum of each 16 of `q`.
-    pub fn quantize_q8(self, x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-        debug_assert!(x.len().is_multiple_of(GROUP) && q.len() == x.len() && d.len() * GROUP == x.len());
-        dispatch!(self, quantize_q8(x, q, d, s))
+    /// Quantises `x` `[n]`, one scale per 32 values. With one plane `d = max|x| / 127`, with two `max|x| / 16319`; the
+    /// integers are the nearest, ties to even; `s` is `d` times the sum of each 16 of them.
+    pub fn quantize_q8(self, x: &[f32], to: Q8Mut<'_>) {
+        let n = x.len();
+        assert!(n.is_multiple_of(GROUP) && to.q.len() == n && (to.low.is_empty() || to.low.len() == n), "quantize_q8");
+        assert!(to.d.len() * GROUP == n && to.s.len() * GROUP == 2 * n, "quantize_q8");
+        dispatch!(self, quantize_q8(x, to))
     }
 
     /// `out[r] = w[r] . x` for quantised rows; `out.len()` rows.
     pub fn gemv_q8(self, w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
         assert!(w.data.len() >= out.len() * w.row_bytes && x.q.len() == w.n_cols, "gemv_q8 shapes");
+        assert!(x.d.len() * GROUP == x.q.len() && x.s.len() * GROUP == 2 * x.q.len(), "gemv_q8 shapes");
+        assert!(x.low.is_empty() || x.low.len() == x.q.len(), "gemv_q8 shapes");
         dispatch!(self, gemv_q8(w, x, out))
     }
 

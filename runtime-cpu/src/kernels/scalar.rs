@@ -2,23 +2,35 @@
 
 use half::f16;
 
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Row, Q8Rows, WeightRows, generic};
+use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
-pub(super) fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-    let groups = x.chunks_exact(GROUP).zip(q.chunks_exact_mut(GROUP)).zip(d).zip(s.chunks_exact_mut(2));
+pub(super) fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
+    let limit = if to.low.is_empty() { 127.0 } else { TWO_PLANES };
+    let mut low = to.low.chunks_exact_mut(GROUP);
+    let groups = x.chunks_exact(GROUP).zip(to.q.chunks_exact_mut(GROUP)).zip(to.d).zip(to.s.chunks_exact_mut(2));
     for (((x, q), d), s) in groups {
         let max = x.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-        *d = max / 127.0;
-        let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
-        for (q, x) in q.iter_mut().zip(x) {
-            *q = (x * inverse).round_ties_even() as i8;
+        *d = max / limit;
+        let inverse = if max > 0.0 { limit / max } else { 0.0 };
+        let n: [i32; GROUP] = std::array::from_fn(|i| (x[i] * inverse).round_ties_even() as i32);
+        match low.next() {
+            None => q.iter_mut().zip(n).for_each(|(q, n)| *q = n as i8),
+            Some(low) => {
+                for ((q, low), n) in q.iter_mut().zip(low).zip(n) {
+                    *q = ((n + 64) >> 7) as i8;
+                    *low = (n - 128 * i32::from(*q)) as i8;
+                }
+            }
         }
-        for (s, half) in s.iter_mut().zip(q.chunks_exact(GROUP / 2)) {
-            *s = *d * half.iter().map(|&v| i32::from(v)).sum::<i32>() as f32;
+        for (s, half) in s.iter_mut().zip(n.chunks_exact(GROUP / 2)) {
+            *s = *d * half.iter().sum::<i32>() as f32;
         }
     }
 }
+
+/// Largest integer of two planes: 128 * 127 + 63.
+pub(super) const TWO_PLANES: f32 = 16319.0;
 
 pub(super) fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
@@ -144,7 +156,11 @@ fn dot_q8(ty: GgmlType, row: &[u8], x: Q8Row<'_>) -> f32 {
             let q = &x.q[i * GROUP..][..GROUP];
             let mut part = [0_i32; 2];
             for j in 0..GROUP {
-                part[j / 16] += i32::from(w.q[j]) * i32::from(q[j]);
+                let x = match x.low.get(i * GROUP + j) {
+                    Some(&low) => 128 * i32::from(q[j]) + i32::from(low),
+                    None => i32::from(q[j]),
+                };
+                part[j / 16] += i32::from(w.q[j]) * x;
             }
             let d = x.d[i];
             sum += d * (w.scale[0] * part[0] as f32 + w.scale[1] * part[1] as f32);

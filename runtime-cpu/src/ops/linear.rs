@@ -126,7 +126,7 @@ impl Linear {
     /// Whether the product takes quantised activations.
     fn wants_q8(&self, cx: &Compute) -> bool {
         let float = matches!(self.weight.ty(), GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
-        !float && cx.precision == Precision::Int8
+        !float && cx.precision != Precision::Float
     }
 
     fn rows(&self) -> WeightRows<'_> {
@@ -144,22 +144,10 @@ impl Input {
     }
 
     fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
-        self.q8.resize(n, n_cols);
+        self.q8.resize(n, n_cols, cx.precision == Precision::Int16);
         self.has_q8 = true;
-        if n < 4 {
-            for (i, x) in x.chunks_exact(n_cols).enumerate() {
-                self.q8.set(cx.dispatch, i, x);
-            }
-            return;
-        }
-        let rows = n.div_ceil(cx.pool.n_threads());
-        let (q, d, s) = self.q8.parts_mut();
-        let parts: Vec<_> = q
-            .chunks_mut(rows * n_cols)
-            .zip(d.chunks_mut(rows * n_cols / 32))
-            .zip(s.chunks_mut(rows * n_cols / 16))
-            .zip(x.chunks(rows * n_cols))
-            .collect();
-        cx.pool.each(parts, |(((q, d), s), x)| cx.dispatch.quantize_q8(x, q, d, s));
+        let rows = n.div_ceil(cx.pool.n_threads()).max(4);
+        let parts: Vec<_> = self.q8.chunks_mut(rows).into_iter().zip(x.chunks(rows * n_cols)).collect();
+        cx.pool.each(parts, |(to, x)| cx.dispatch.quantize_q8(x, to));
     }
 }

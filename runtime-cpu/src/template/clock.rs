@@ -60,7 +60,7 @@ fn civil(days: u64) -> (u64, usize, u64) {
 }
 
 fn is_leap(year: u64) -> bool {
-    (year % 4 == 0 && year % 100 != 0) || year % 400 == 0
+    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
 }
 
 const MONTHS: [&str; 12] = [

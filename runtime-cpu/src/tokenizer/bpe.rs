@@ -6,8 +6,9 @@ use super::special::Fragment;
 use super::vocab::{Kind, Vocab};
 use crate::Error;
 use crate::gguf::Metadata;
+use foldhash::{HashMap, HashMapExt};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::BinaryHeap;
 
 #[derive(Debug)]
 pub(super) struct Bpe {
@@ -18,14 +19,12 @@ pub(super) struct Bpe {
     bytes: [Option<u32>; 256],
     /// (left token, right token) -> (rank, token of both)
     merges: HashMap<(u32, u32), (u32, u32)>,
-    results: HashSet<u32>,
 }
 
 impl Bpe {
     pub fn from_metadata(meta: &Metadata, vocab: &Vocab, family: &Family) -> Result<Bpe, Error> {
         let lines = meta.str_array(MERGES)?;
         let mut merges = HashMap::with_capacity(lines.len());
-        let mut results = HashSet::with_capacity(lines.len());
         let mut both = String::new();
         for (rank, line) in (0u32..).zip(lines) {
             let bad = |what: &str| meta.error(MERGES, format!("entry {rank}, {line:?}: {what}"));
@@ -38,16 +37,15 @@ impl Bpe {
             let token = |text: &str| vocab.id(text).ok_or_else(|| bad("not made of tokens of the vocabulary"));
             let (pair, result) = ((token(left)?, token(right)?), token(&both)?);
             merges.entry(pair).or_insert((rank, result));
-            results.insert(result);
         }
         let mut buffer = [0; 4];
         let bytes = std::array::from_fn(|b| vocab.id(ALPHABET[b].encode_utf8(&mut buffer)));
-        Ok(Bpe { pre: PreTokenizer::new(family), ignore_merges: family.ignore_merges, bytes, merges, results })
+        Ok(Bpe { pre: PreTokenizer::new(family), ignore_merges: family.ignore_merges, bytes, merges })
     }
 
     /// Whether ordinary text can lead to this token.
     pub fn is_merge_result(&self, id: u32) -> bool {
-        self.results.contains(&id)
+        self.merges.values().any(|&(_, result)| result == id)
     }
 
     pub fn encode(&self, vocab: &Vocab, fragments: &[Fragment<'_>], out: &mut Vec<u32>) {

@@ -35,13 +35,13 @@ impl Tokenizer {
     /// any tokenizer model or pre-tokenizer that is not supported; each names the key and the value.
     pub fn from_gguf(file: &GgufFile) -> Result<Tokenizer, Error> {
         let meta = file.metadata();
-        match meta.str(MODEL)? {
+        let (vocab, scheme) = match meta.str(MODEL)? {
             "llama" => {
                 let defaults = Defaults { bos: Some(1), eos: Some(2), unk: Some(0), add_bos: true };
                 let mut vocab = Vocab::from_metadata(meta, defaults)?;
                 let spm = Spm::from_metadata(meta, &vocab)?;
                 vocab.mark_ends_as_control(|_| false);
-                Ok(Tokenizer { specials: Specials::new(&vocab), vocab, scheme: Scheme::Spm(spm) })
+                (vocab, Scheme::Spm(Box::new(spm)))
             }
             "gpt2" => {
                 let name = meta.opt_str(PRE)?.unwrap_or("default");
@@ -56,10 +56,16 @@ impl Tokenizer {
                 let bpe = Bpe::from_metadata(meta, &vocab, family)?;
                 // A vocabulary learnt from web text can hold "</s>" as an ordinary word.
                 vocab.mark_ends_as_control(|id| bpe.is_merge_result(id));
-                Ok(Tokenizer { specials: Specials::new(&vocab), vocab, scheme: Scheme::Bpe(Box::new(bpe)) })
+                (vocab, Scheme::Bpe(Box::new(bpe)))
             }
-            other => Err(meta.error(MODEL, format!("tokenizer model {other:?} is not supported (llama and gpt2 are)"))),
-        }
+            other => {
+                return Err(
+                    meta.error(MODEL, format!("tokenizer model {other:?} is not supported (llama and gpt2 are)"))
+                );
+            }
+        };
+        let specials = Specials::new(&vocab).map_err(|what| meta.error(vocab::TOKENS, what))?;
+        Ok(Tokenizer { vocab, specials, scheme })
     }
 
     /// Token ids of `text`.
@@ -154,7 +160,7 @@ impl Tokenizer {
 
 #[derive(Debug)]
 enum Scheme {
-    Spm(Spm),
+    Spm(Box<Spm>),
     Bpe(Box<Bpe>),
 }
 

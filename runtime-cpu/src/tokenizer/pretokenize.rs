@@ -90,12 +90,14 @@ pub(super) struct PreTokenizer {
 
 impl PreTokenizer {
     pub fn new(family: &Family) -> PreTokenizer {
-        let compile = |pass: &Pass| match pass {
-            Pass::Words(words) => Regex::new_many(&[words, r"\s+"]),
-            Pass::Isolate(pattern) => Regex::new(pattern),
+        let compile = |pass: &Pass| {
+            let regex = match pass {
+                Pass::Words(words) => Regex::new_many(&[words, r"\s+"]),
+                Pass::Isolate(pattern) => Regex::new(pattern),
+            };
+            regex.expect("the table's expressions are valid")
         };
-        let passes =
-            family.passes.iter().map(|pass| compile(pass).expect("the table's expressions are valid")).collect();
+        let passes = family.passes.iter().map(compile).collect();
         PreTokenizer { passes }
     }
 

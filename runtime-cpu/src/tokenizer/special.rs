@@ -23,11 +23,12 @@ pub(super) struct Specials {
 }
 
 impl Specials {
-    pub fn new(vocab: &Vocab) -> Specials {
-        Specials {
-            all: Matcher::new(vocab, |kind| matches!(kind, Kind::Control | Kind::Unknown | Kind::UserDefined)),
-            user_defined: Matcher::new(vocab, |kind| kind == Kind::UserDefined),
-        }
+    /// **Errors**: more text in special tokens than an automaton can hold (gigabytes).
+    pub fn new(vocab: &Vocab) -> Result<Specials, String> {
+        Ok(Specials {
+            all: Matcher::new(vocab, |kind| matches!(kind, Kind::Control | Kind::Unknown | Kind::UserDefined))?,
+            user_defined: Matcher::new(vocab, |kind| kind == Kind::UserDefined)?,
+        })
     }
 
     /// The fragments of `text`, in order. **Cost**: one pass over the text, however many special tokens there are.
@@ -53,18 +54,22 @@ fn push_text<'t>(out: &mut Vec<Fragment<'t>>, text: &'t str) {
 
 #[derive(Debug)]
 struct Matcher {
-    /// `None` if there are no such tokens, or so many that no automaton could be built.
+    /// `None` if there are no such tokens.
     automaton: Option<AhoCorasick>,
     /// Token of each pattern.
     ids: Vec<u32>,
 }
 
 impl Matcher {
-    fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
+    fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Result<Matcher, String> {
         let is_first = |id: u32| vocab.text(id).is_some_and(|text| vocab.id(text) == Some(id));
         let ids: Vec<u32> = (0..vocab.len() as u32).filter(|&id| wanted(vocab.kind(id)) && is_first(id)).collect();
+        if ids.is_empty() {
+            return Ok(Matcher { automaton: None, ids });
+        }
         let texts = ids.iter().filter_map(|&id| vocab.text(id));
-        let build = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok();
-        Matcher { automaton: if ids.is_empty() { None } else { build() }, ids }
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts);
+        let automaton = automaton.map_err(|e| format!("{} special tokens: {e}", ids.len()))?;
+        Ok(Matcher { automaton: Some(automaton), ids })
     }
 }

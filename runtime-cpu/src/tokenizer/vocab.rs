@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::gguf::Metadata;
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 use std::sync::Arc;
 
 /// `tokenizer.ggml.token_type`. Numbers that llama.cpp does not know decode to nothing, as unused tokens do.
@@ -139,7 +139,7 @@ fn kind_of(number: i32) -> Kind {
     }
 }
 
-const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";

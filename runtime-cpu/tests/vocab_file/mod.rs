@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 /// A metadata value, written as its GGUF type.
 #[allow(dead_code)] // every test binary uses its own part
+#[derive(Clone)]
 pub enum Value {
     U32(u32),
     Bool(bool),
-    Str(&'static str),
+    Str(String),
     Strs(Vec<String>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
@@ -16,6 +17,11 @@ pub enum Value {
 
 /// A version 3 file without tensors.
 pub fn vocab_file(entries: &[(&str, Value)]) -> GgufFile {
+    GgufFile::from_static("test.gguf", Box::leak(vocab_bytes(entries).into_boxed_slice())).expect("a well-formed file")
+}
+
+/// The bytes of [`vocab_file`].
+pub fn vocab_bytes(entries: &[(&str, Value)]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
     bytes.extend(0u64.to_le_bytes());
@@ -44,7 +50,7 @@ pub fn vocab_file(entries: &[(&str, Value)]) -> GgufFile {
         }
     }
     bytes.resize(bytes.len().next_multiple_of(32), 0);
-    GgufFile::from_static("test.gguf", Box::leak(bytes.into_boxed_slice())).expect("a well-formed file")
+    bytes
 }
 
 /// A file of `testdata/`.
