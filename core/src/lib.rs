@@ -64,6 +64,8 @@ mod math;
 mod merge;
 pub mod methods;
 mod mmr;
+#[cfg(feature = "heapless")]
+pub mod owned;
 mod policy;
 mod repetition;
 mod retain;

@@ -5,7 +5,7 @@
 
 use ecokv_core::{
     Dispatch, Error, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, RouteError, RouteLayer,
-    Slots, Workspace, evict_layer, expected, from_profile, merge_layer, methods, parse_route, retain_layer,
+    Slots, Workspace, evict_layer, expected, from_profile, merge_layer, methods, owned, parse_route, retain_layer,
     score_layer,
 };
 
@@ -86,6 +86,15 @@ pub fn profile(scores: &[f32], budget: u32, window: u32, even: f32, out: &mut [u
 #[unsafe(no_mangle)]
 pub fn route(text: &str, n_kv_heads: u32, out: &mut [RouteLayer]) -> Result<(), RouteError> {
     parse_route(text, n_kv_heads, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn owners(p: &Policy, v: &LayerView<'_>, rows: usize, n: usize) -> Result<usize, Error> {
+    let mut w = owned::WorkspaceBuffer::<512, 64>::new(p, v.shape, rows)?;
+    let mut keep = owned::KeepBuffer::<64, 4>::new(rows, v.shape.n_kv_heads)?;
+    evict_layer(Dispatch::detect(), p, 9, v, w.workspace(), keep.keep())?;
+    let budgets = owned::layer_budgets::<32>(LayerBudget::Pyramid { beta: 20 }, n, 9, 1, 99)?;
+    Ok(keep.head(n, rows).len() + budgets.len())
 }
 
 /// Shows that the proof can fail.
