@@ -271,9 +271,9 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     }
     let window = matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), .. }));
     if let Evicted::Retain(r) = p.evicted
-        && (!window || r.slots == 0 || r.tau <= 0.0 || r.tau.is_nan())
+        && !(window && r.slots > 0 && r.tau > 0.0 && r.epsilon > 0.0)
     {
-        return Err(Error::Config("slots need the attention of a window, at least one slot, and a positive tau"));
+        return Err(Error::Config("slots need a window's attention, at least one slot, positive tau and epsilon"));
     }
     if let Diversity::Mmr(m) = p.diversity {
         if !window || !matches!(p.mix, Mix::Importance) {

@@ -87,7 +87,7 @@ pub use policy::{
     Norm, Policy, Pool, Protect, Queries, Recent, Redundancy, Reference, Retain, Scaling, Similarity, ValueNorm,
     sinh_weight,
 };
-pub use retain::{Slots, retain_layer};
+pub use retain::{Evictee, Slots, absorb, retain_layer};
 pub use route::{RouteError, RouteErrorKind, RouteLayer, parse_route};
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

@@ -407,9 +407,9 @@ pub enum Evicted {
 pub struct Retain {
     /// Slots per head, each for one stretch of the evicted entries; image and text entries never share one.
     pub slots: u32,
-    /// Total decay over a slot; near 0, the slot is a plain weighted mean.
+    /// Total decay over a slot, above 0; near 0, the slot is a plain weighted mean.
     pub tau: f32,
-    /// Added to every entropy, so that certain entries are written too.
+    /// Added to every entropy, so that certain entries are written too; above 0.
     pub epsilon: f32,
     /// `eta`: scores are multiplied by `1 + eta H_i`.
     pub gain: f32,

@@ -75,6 +75,103 @@ pub fn retain_layer(
     Ok(())
 }
 
+/// One entry evicted while decoding.
+#[derive(Clone, Copy, Debug)]
+pub struct Evictee<'a> {
+    /// `[head_dim]`.
+    pub key: &'a [f32],
+    /// `[head_dim]`.
+    pub value: &'a [f32],
+    /// Entropy of its attention over the last queries, 0 to 1.
+    pub entropy: f32,
+    /// Mean entropy of the entries evicted so far.
+    pub mean_entropy: f32,
+}
+
+/// Writes one entry into the last of a head's slots; of the slots meant for its modality if there are several.
+///
+/// A slot that holds `stretch` entries is closed: the two neighbours of the least mass together become one, the later slots
+/// move down, and the last is opened anew. With a single slot everything goes into it.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] and [`Error::Config`]; nothing was changed then.
+pub fn absorb(retain: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<(), Error> {
+    let d = entry.key.len();
+    let n = slots.mass.len();
+    let elements = n.checked_mul(d).ok_or(Error::Overflow("slots"))?;
+    for (what, need, got) in [
+        ("value", d, entry.value.len()),
+        ("slot keys", elements, slots.keys.len()),
+        ("slot values", elements, slots.values.len()),
+    ] {
+        if need != got {
+            return Err(Error::LengthMismatch { what, need, got });
+        }
+    }
+    let Some(last) = n.checked_sub(1).filter(|_| stretch > 0 && retain.tau > 0.0 && retain.epsilon > 0.0) else {
+        return Err(Error::Config("absorbing needs a slot, a stretch of at least one entry, positive tau and epsilon"));
+    };
+    let full = |mass: &[f32]| mass.last().is_some_and(|&m| m >= float(stretch as usize));
+    if full(slots.mass) && last > 0 {
+        close(slots.keys, slots.values, slots.mass, d);
+    }
+    let length = float(stretch as usize);
+    let mass = slots.mass.last().copied().unwrap_or(0.0);
+    // Of the integrator's weight, what the entries so far have filled; they count as entries of mean entropy.
+    let filled = -libm::expm1f(-retain.tau * mass / length);
+    let decay = retain.tau * (retain.epsilon + entry.entropy) / (length * (retain.epsilon + entry.mean_entropy));
+    let (keep, write) = (libm::expf(-decay) * filled, -libm::expm1f(-decay));
+    for (all, new) in [(slots.keys, entry.key), (slots.values, entry.value)] {
+        for (x, &u) in part_mut(all, last, 1, d).iter_mut().zip(new) {
+            *x = (keep * *x + write * u) / (keep + write);
+        }
+    }
+    if let Some(m) = slots.mass.last_mut() {
+        *m += if retain.mass == Mass::Count { 1.0 } else { entry.entropy };
+    }
+    Ok(())
+}
+
+/// Merges the two neighbouring slots of the least mass together, mass-weighted, and frees the last slot.
+fn close(keys: &mut [f32], values: &mut [f32], mass: &mut [f32], d: usize) {
+    let mut least = (0, f32::INFINITY);
+    for (i, (a, b)) in mass.iter().zip(mass.iter().skip(1)).enumerate() {
+        if a + b < least.1 {
+            least = (i, a + b);
+        }
+    }
+    let first = least.0;
+    let second = first.saturating_add(1);
+    let of = |i: usize| mass.get(i).copied().unwrap_or(0.0);
+    let total = of(first) + of(second);
+    let share = if total > 0.0 { of(second) / total } else { 0.5 };
+    for all in [keys, values] {
+        for j in 0..d {
+            let at = |slot: usize| slot.saturating_mul(d).saturating_add(j);
+            let x = |slot: usize| all.get(at(slot)).copied().unwrap_or(0.0);
+            let merged = x(first) + (x(second) - x(first)) * share;
+            if let Some(x) = all.get_mut(at(first)) {
+                *x = merged;
+            }
+        }
+        shift(all, second.saturating_mul(d), d);
+    }
+    if let Some(m) = mass.get_mut(first) {
+        *m = total;
+    }
+    shift(mass, second, 1);
+}
+
+/// Moves what follows `at + by` down by `by` and clears the end.
+fn shift(x: &mut [f32], at: usize, by: usize) {
+    for i in at..x.len() {
+        let next = x.get(i.saturating_add(by)).copied().unwrap_or(0.0);
+        if let Some(x) = x.get_mut(i) {
+            *x = next;
+        }
+    }
+}
+
 /// One head, its entropies in `parts.temp`.
 fn fill(job: &Job<'_>, head: Head, r: Retain, kept: &[u32], parts: &mut Parts<'_>, out: Slots<'_>) {
     let (v, d) = (job.view, job.view.shape.head_dim);

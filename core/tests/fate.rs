@@ -81,7 +81,7 @@ fn near(a: &[f32], b: &[f64], limit: f64, what: &str) {
 #[test]
 fn slots_are_entropy_weighted_means() {
     for l in layers() {
-        for (tau, epsilon, mass) in [(1.0, 0.05, Mass::Count), (0.1, 0.0, Mass::Entropy), (4.0, 0.5, Mass::Count)] {
+        for (tau, epsilon, mass) in [(1.0, 0.05, Mass::Count), (0.1, 0.001, Mass::Entropy), (4.0, 0.5, Mass::Count)] {
             let p = retaining(|r| (r.slots, r.tau, r.epsilon, r.mass) = (5, tau, epsilon, mass));
             let (kept, slots) = retain(&p, 24, &l);
             for h in 0..l.n_kv_heads {
@@ -176,6 +176,50 @@ fn slots_at_the_edges() {
     }
 }
 
+/// A whole stretch absorbed one by one, at the entropies it was announced with, is what a stretch written at once is.
+#[test]
+fn absorbing_a_stretch() {
+    let rows: Vec<Vec<f32>> = (0..12).map(|i| Rng(i).normals(3)).collect();
+    let retain = Retain { slots: 3, tau: 1.3, epsilon: 0.05, gain: 0.0, mass: Mass::Count };
+    let (mut keys, mut values, mut mass) = (vec![0.0; 9], vec![0.0; 9], vec![0.0; 3]);
+    let mut put = |i: usize, stretch: u32, entropy: f32| {
+        let entry = Evictee { key: &rows[i], value: &rows[11 - i], entropy, mean_entropy: 0.4 };
+        let slots = Slots { keys: &mut keys, values: &mut values, mass: &mut mass };
+        absorb(&retain, stretch, entry, slots).unwrap();
+        (keys.clone(), values.clone(), mass.clone())
+    };
+    // Four entries of equal entropy: decay exp(-tau / 4) each.
+    let after = (0..4).map(|i| put(i, 4, 0.4)).last().unwrap();
+    let decay = (-1.3f64 / 4.0).exp();
+    let weight = |e: i32| (1.0 - decay) * decay.powi(3 - e) / (1.0 - (-1.3f64).exp());
+    let mean = |rows: &[Vec<f32>], j: usize| (0..4).map(|e| weight(e as i32) * f64::from(rows[e][j])).sum::<f64>();
+    near(&after.0[6..], &(0..3).map(|j| mean(&rows, j)).collect::<Vec<_>>(), 1e-5, "key");
+    let back: Vec<Vec<f32>> = rows.iter().rev().cloned().collect();
+    near(&after.1[6..], &(0..3).map(|j| mean(&back, j)).collect::<Vec<_>>(), 1e-5, "value");
+    assert_eq!(after.2, [0.0, 0.0, 4.0]);
+    // The slot is full: the two empty ones become one, and the next entry is alone in the last.
+    let next = put(4, 4, 0.9);
+    assert_eq!(next.2, [0.0, 4.0, 1.0]);
+    near(&next.0[6..], &reference::wide(&rows[4]), 1e-6, "first of its slot");
+    assert_eq!(next.0[3..6], after.0[6..]);
+    let next = (5..8).map(|i| put(i, 4, 0.4)).last().unwrap();
+    assert_eq!(next.2, [0.0, 4.0, 4.0]);
+    // A stretch later the least neighbours are the empty slot and the first full one; then two of four merge by mass.
+    assert_eq!(put(8, 4, 0.4).2, [4.0, 4.0, 1.0]);
+    let before = (9..12).map(|i| put(i, 4, 0.4)).last().unwrap();
+    let merged = put(0, 4, 0.4);
+    assert_eq!(merged.2, [8.0, 4.0, 1.0]);
+    let mean: Vec<f64> = (0..3).map(|j| (f64::from(before.0[j]) + f64::from(before.0[j + 3])) / 2.0).collect();
+    near(&merged.0[..3], &mean, 1e-6, "merged");
+
+    let entry = Evictee { key: &rows[0], value: &rows[1], entropy: 0.0, mean_entropy: 0.0 };
+    let mut few = [0.0; 2];
+    let slots = Slots { keys: &mut few, values: &mut [0.0; 3], mass: &mut [0.0] };
+    assert_eq!(absorb(&retain, 4, entry, slots), Err(Error::LengthMismatch { what: "slot keys", need: 3, got: 2 }));
+    let none = Slots { keys: &mut [], values: &mut [], mass: &mut [] };
+    assert!(matches!(absorb(&retain, 4, entry, none), Err(Error::Config(_))));
+}
+
 #[test]
 fn slots_refuse() {
     let l = &layers()[0];
@@ -199,6 +243,7 @@ fn slots_refuse() {
     assert!(matches!(run(&retaining(|_| {}), 20, &indices, &[9, 9], good - 1), Err(Error::LengthMismatch { .. })));
     assert!(matches!(run(&policy("snapkv"), 20, &indices, &[9, 9], good), Err(Error::Config(_))));
     assert!(matches!(run(&retaining(|r| r.tau = 0.0), 20, &indices, &[9, 9], good), Err(Error::Config(_))));
+    assert!(matches!(run(&retaining(|r| r.epsilon = 0.0), 20, &indices, &[9, 9], good), Err(Error::Config(_))));
     let budget = run(&retaining(|_| {}), 8, &indices, &[9, 9], good);
     assert_eq!(budget, Err(Error::BudgetTooSmall { protected: 9, budget: 8 }));
 }

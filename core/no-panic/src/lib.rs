@@ -4,9 +4,9 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, RouteError, RouteLayer,
-    Slots, Workspace, evict_layer, expected, from_profile, merge_layer, methods, owned, parse_route, retain_layer,
-    score_layer,
+    Dispatch, Error, Evictee, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, Retain, RouteError,
+    RouteLayer, Slots, Workspace, absorb, evict_layer, expected, from_profile, merge_layer, methods, owned,
+    parse_route, retain_layer, score_layer,
 };
 
 #[panic_handler]
@@ -71,6 +71,11 @@ pub fn retain(
     out: Slots<'_>,
 ) -> Result<(), Error> {
     retain_layer(Dispatch::detect(), p, budget, v, w, kept, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn absorb_one(r: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<(), Error> {
+    absorb(r, stretch, entry, slots)
 }
 
 #[unsafe(no_mangle)]
