@@ -256,10 +256,10 @@ fn block_keydiff() {
         let budget = kept_of(ratio);
         for l in 0..LAYERS {
             let whole = layer(&inputs, l, 0);
-            let mut kept: Kept = vec![(0..budget).collect(); HEADS];
+            let mut kept: Lists = vec![(0..budget).collect(); HEADS];
             for first in (budget..T as u32).step_by(16) {
                 let block = first..(first + 16).min(T as u32);
-                let candidates: Kept = kept.iter().map(|k| k.iter().copied().chain(block.clone()).collect()).collect();
+                let candidates: Lists = kept.iter().map(|k| k.iter().copied().chain(block.clone()).collect()).collect();
                 let mut part = Layer { keys: vec![], values: vec![], ..whole.clone() };
                 for (h, candidates) in candidates.iter().enumerate() {
                     part.lens[h] = candidates.len() as u32;
