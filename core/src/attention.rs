@@ -1,8 +1,8 @@
 //! Attention received: from the recorded window, from running sums, or expected of future queries.
 
+use crate::axes::{Attention, Edge, Pool, Queries};
 use crate::evict::Job;
 use crate::math::{copy, float, ratio};
-use crate::policy::{Attention, Edge, Pool, Queries};
 use crate::shape::Head;
 use crate::workspace::{Parts, QUERY_BLOCK};
 use crate::{Error, expected, kernels};

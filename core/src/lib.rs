@@ -51,6 +51,7 @@
 extern crate std;
 
 mod attention;
+mod axes;
 mod budget;
 mod error;
 mod evict;
@@ -75,6 +76,10 @@ mod select;
 mod shape;
 mod workspace;
 
+pub use axes::{
+    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm,
+    Pool, Queries, Redundancy, Reference, Retain, Scaling, Similarity, ValueNorm, sinh_weight,
+};
 pub use budget::LayerBudget;
 pub use error::Error;
 pub use evict::{Keep, Kept, Report, evict_layer, score_layer};
@@ -82,11 +87,7 @@ pub use heads::{HeadBudget, from_profile};
 pub use kernels::Dispatch;
 pub use merge::{LayerMut, merge_layer, merge_workspace_len};
 pub use methods::Method;
-pub use policy::{
-    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Needs,
-    Norm, Policy, Pool, Protect, Queries, Recent, Redundancy, Reference, Retain, Scaling, Similarity, ValueNorm,
-    sinh_weight,
-};
+pub use policy::{Needs, Policy, Protect, Recent};
 pub use retain::{Evictee, Slots, absorb, retain_layer};
 pub use route::{RouteError, RouteErrorKind, RouteLayer, parse_route};
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};

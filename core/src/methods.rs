@@ -1,9 +1,10 @@
 //! The methods by name. Each is a [`Policy`] and a [`LayerBudget`]; nothing else distinguishes them.
 
-use crate::policy::{
+use crate::axes::{
     Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm, Pool,
-    Protect, Queries, Recent, Reference, Retain, Similarity, ValueNorm,
+    Queries, Reference, Retain, Similarity, ValueNorm,
 };
+use crate::policy::{Protect, Recent};
 use crate::{HeadBudget, LayerBudget, Policy};
 
 /// A named method.
