@@ -7,6 +7,7 @@ pub mod gguf;
 pub mod image;
 pub mod kernels;
 pub mod model;
+mod observe;
 pub mod ops;
 mod prompt;
 pub mod quant;

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use ecokv_core::{self as core, LayerBudget, LayerShape, LayerView, Observation, Policy, Rows};
+use ecokv_core::{self as core, LayerBudget, LayerShape, LayerView, Policy, Rows};
 
 use crate::Error;
 use crate::cache::{Kept, KvCache, KvType};
 use crate::engine::Engine;
 use crate::model::{DecodeState, Logits, Staged};
+use crate::observe::Observer;
 use crate::prompt::{Chunk, Prompt};
 
 /// What a session keeps in its cache.
@@ -166,9 +167,7 @@ impl<'e> Session<'e> {
         let positions: Vec<u32> = (self.n_past..self.n_past + n).map(|p| p as u32).collect();
         let mut evictor = Evictor::new(self.engine, &self.options, self.n_past + n)?;
         let Engine { decoder, compute, .. } = self.engine;
-        let queries = evictor.n_queries();
-        let out =
-            decoder.prefill(compute, &mut x, &positions, &mut self.cache, queries, logits, |s| evictor.finish(s))?;
+        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
         self.n_past += n;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
@@ -189,6 +188,7 @@ struct Evictor<'a> {
     eviction: Option<Eviction>,
     /// `[n_layers]`
     budgets: Vec<u32>,
+    observer: Observer,
     f32s: Vec<f32>,
     u32s: Vec<u32>,
     indices: Vec<u32>,
@@ -211,6 +211,9 @@ impl<'a> Evictor<'a> {
             headroom: options.n_generate.min(options.n_ctx.saturating_sub(seq_len)),
             eviction: options.eviction,
             budgets,
+            observer: options
+                .eviction
+                .map_or_else(Observer::default, |e| Observer::new(e.policy.needs(), e.policy.protect.sinks as usize)),
             f32s: Vec::new(),
             u32s: Vec::new(),
             indices: Vec::new(),
@@ -220,11 +223,6 @@ impl<'a> Evictor<'a> {
             nan_scores: 0,
             elapsed: Duration::ZERO,
         })
-    }
-
-    /// Queries that the policy wants to see.
-    fn n_queries(&self) -> usize {
-        self.eviction.map_or(0, |e| e.policy.needs().window_queries)
     }
 
     fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
@@ -259,13 +257,14 @@ impl<'a> Evictor<'a> {
         self.f32s.resize(size.f32s, 0.0);
         self.u32s.resize(size.u32s, 0);
         self.indices.resize(rows, 0);
+        self.observer.record(&self.engine.compute, c, self.engine.decoder.rope(), s);
         let view = LayerView {
             shape,
             starts: &starts,
             lens: &lens,
             keys: Rows::F32(s.rows.all_keys()),
             values: Some(Rows::F32(s.rows.all_values())),
-            observation: Observation { n_queries: s.n_queries, queries: s.queries, ..Observation::default() },
+            observation: self.observer.observation(),
             scale: c.attention_scale,
             layer: s.layer as u32,
             n_layers: c.n_layers as u32,

@@ -82,7 +82,7 @@ fn int8_predicts_as_the_references(model: &Path) -> Result<(), Failed> {
     check(n == 155 && either as f64 >= 0.97 * n as f64, || format!("{either} of {n}"))
 }
 
-/// Float: 0.01 % of transformers' mean negative log-likelihood; int8: 0.5 %, llama.cpp being 0.2 % away.
+/// Float: at most 0.01 % off transformers' mean negative log-likelihood; int8: 0.5 %, llama.cpp being 0.2 % away.
 fn likelihood(model: &Path) -> Result<(), Failed> {
     for (precision, limit) in [(Precision::Float, 1e-4), (Precision::Int8, 5e-3)] {
         let engine = open(model, precision, 0)?;
@@ -125,12 +125,23 @@ fn keeps_what_kvpress_keeps(model: &Path) -> Result<(), Failed> {
 
 // ------------------------------------------------------------------------------------------------ by itself
 
+/// Under the file's template, with its system message, the first word is a near-tie: in 32-bit float "The" is 0.08
+/// above the "L" of a French answer, and with 8-bit activations llama.cpp takes either, depending on its settings. So only
+/// float has to answer that prompt; int8 answers without the system message, where "The" leads by 2.
 fn chat_answer(model: &Path) -> Result<(), Failed> {
-    let engine = open(model, Precision::Int8, 0)?;
-    let prompt = Prompt::chat(&engine, "What is the capital of France?", &[])?;
-    let text = greedy(&engine, &prompt, KvType::F16, None, 32)?.1;
-    println!("{text:?}");
-    check(text.contains("Paris"), || text.clone())
+    let question = "What is the capital of France?";
+    let turn = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
+    for precision in [Precision::Float, Precision::Int8] {
+        let engine = open(model, precision, 0)?;
+        let prompt = match precision {
+            Precision::Float => Prompt::chat(&engine, question, &[])?,
+            Precision::Int8 => Prompt::raw(&engine, &turn, &[])?,
+        };
+        let text = greedy(&engine, &prompt, KvType::F16, None, 32)?.1;
+        println!("{precision:?}: {text:?}");
+        check(text.contains("Paris"), || text.clone())?;
+    }
+    Ok(())
 }
 
 fn ecokv_on_a_long_prompt(model: &Path) -> Result<(), Failed> {

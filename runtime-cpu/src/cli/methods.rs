@@ -3,7 +3,7 @@
 use ecokv_core::methods::{ALL, Method};
 use ecokv_core::{
     Attention, Depth, Diversity, Geometry, HeadBudget, Importance, LayerBudget, Mix, Pool, Protect, Queries, Recent,
-    ValueNorm,
+    Similarity, ValueNorm,
 };
 
 use super::args::MethodsArgs;
@@ -96,7 +96,26 @@ fn diversity(d: Diversity) -> String {
         Diversity::Geometry(Geometry { alpha: 0.0, .. }) => "cosine".into(),
         Diversity::Geometry(Geometry { beta: 0.0, .. }) => "Euclidean".into(),
         Diversity::Geometry(Geometry { alpha, beta, .. }) => format!("{alpha} Euclidean + {beta} cosine"),
+        Diversity::Mmr(m) => format!("weight {} on the kept, by {}", depth(m.redundancy), similarity(m.similarity)),
         Diversity::Repetition { threshold } => format!("repetition above cosine {threshold}"),
+    }
+}
+
+fn similarity(s: Similarity) -> &'static str {
+    match s {
+        Similarity::NearestKey => "nearest key",
+        Similarity::MeanKey => "mean key",
+        Similarity::NearestAttention => "nearest attention",
+        Similarity::MeanAttention => "mean attention",
+    }
+}
+
+fn depth(d: Depth) -> String {
+    match d {
+        Depth::Constant(w) => format!("{w}"),
+        Depth::Linear { first, last } => format!("{first} to {last} by depth"),
+        Depth::ThreeSegment([a, b, c]) => format!("{a}, {b}, {c} by thirds of the depth"),
+        Depth::Quadratic([a, b, c]) => format!("{a} + {b} u + {c} u^2 by depth"),
     }
 }
 
@@ -104,10 +123,8 @@ fn mix(m: Mix) -> String {
     match m {
         Mix::Importance => "importance".into(),
         Mix::Diversity => "diversity".into(),
-        Mix::Weight(Depth::Constant(w)) => format!("weight {w}"),
-        Mix::Weight(Depth::Linear { first, last }) => format!("weight {first} to {last} by depth"),
-        Mix::Raw(Depth::Constant(w)) => format!("weight {w}, unscaled"),
-        Mix::Raw(Depth::Linear { first, last }) => format!("weight {first} to {last} by depth, unscaled"),
+        Mix::Weight(w) => format!("weight {}", depth(w)),
+        Mix::Raw(w) => format!("weight {}, unscaled", depth(w)),
         Mix::HeadRedundancy => "by head redundancy".into(),
         Mix::HardRedundancy { threshold } => format!("diversity from head redundancy {threshold}"),
         Mix::HeadTable => "by a table of heads".into(),

@@ -36,10 +36,11 @@ impl From<Error> for Failure {
     fn from(e: Error) -> Failure {
         use ecokv_core::Error as Core;
         match e {
-            // What else the core can refuse is made by the runtime, not by the user.
-            Error::Evict(ref core) if !matches!(core, Core::BudgetTooSmall { .. } | Core::Config(_)) => {
-                Failure::Bug(e.to_string())
+            // Another method, another budget or other parameters mend these; the runtime makes the rest.
+            Error::Evict(Core::BudgetTooSmall { .. } | Core::Config(_) | Core::MissingObservation(_)) => {
+                Failure::Mendable(e.to_string())
             }
+            Error::Evict(_) => Failure::Bug(e.to_string()),
             _ => Failure::Mendable(e.to_string()),
         }
     }

@@ -50,10 +50,12 @@ pub struct Staged<'a> {
     pub layer: usize,
     /// All rows of the layer: those cached before, then the prompt's.
     pub rows: &'a Staging,
-    /// The last queries after RoPE, `[n_heads][n_queries][head_dim]`.
-    pub queries: &'a [f32],
-    /// Queries in `queries`.
-    pub n_queries: usize,
+    /// The prompt's queries after RoPE, `[n][n_heads][head_dim]`.
+    pub q: &'a [f32],
+    /// Positions of the prompt's tokens, `[n]`.
+    pub positions: &'a [u32],
+    /// The layer's output projection.
+    pub output: &'a Linear,
     /// Where the rows go.
     pub cache: &'a mut LayerCache,
 }
@@ -128,6 +130,11 @@ impl Decoder {
         })
     }
 
+    /// Rotary embedding.
+    pub fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
     /// Hyper-parameters.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -142,8 +149,7 @@ impl Decoder {
 
     /// Runs a prompt layer by layer. `x` is `[n][n_embd]`, row t at `positions[t]`; it is used up as scratch.
     ///
-    /// After a layer's attention `finish` receives all its rows and the last `n_queries` queries, and fills the layer's
-    /// cache. So only one uncompressed layer exists at a time. Returns the logits, `[1 or n][n_vocab]`.
+    /// After a layer's attention `finish` receives all its rows and the prompt's queries, and fills the layer's cache. So only one uncompressed layer exists at a time. Returns the logits, `[1 or n][n_vocab]`.
     ///
     /// # Errors
     /// Whatever `finish` returns; the cache is then incomplete.
@@ -154,14 +160,12 @@ impl Decoder {
         x: &mut [f32],
         positions: &[u32],
         cache: &mut KvCache,
-        n_queries: usize,
         logits: Logits,
         mut finish: impl FnMut(Staged<'_>) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
         let c = &self.config;
         let (n, d) = (positions.len(), c.head_dim);
         let (q_width, kv_width) = (c.n_heads * d, c.n_kv_heads * d);
-        let n_queries = n_queries.min(n);
         let cached = cache.layers().iter().flat_map(|l| (0..c.n_kv_heads).map(|h| l.len(h))).max().unwrap_or(0);
         let mut staging = Staging::new(c.n_kv_heads, d, cached + n);
         let (mut cos, mut sin) = (vec![0.0; n * d / 2], vec![0.0; n * d / 2]);
@@ -170,7 +174,6 @@ impl Decoder {
         }
         let mut q = vec![0.0; n * q_width];
         let mut attn = vec![0.0; n * q_width];
-        let mut queries = vec![0.0; c.n_heads * n_queries * d];
         let mut s = Scratch::new(c, n.min(BLOCK));
         for (l, layer) in self.layers.iter().enumerate() {
             staging.clear();
@@ -190,16 +193,13 @@ impl Decoder {
                 self.rotate(cx, k, kv_width, &cos[from * d / 2..], &sin[from * d / 2..]);
                 staging.push(cx, k, v, &positions[from..to]);
             }
-            for (j, queries) in queries.chunks_exact_mut((n_queries * d).max(1)).enumerate() {
-                for (t, row) in queries.chunks_exact_mut(d).enumerate() {
-                    row.copy_from_slice(&q[(n - n_queries + t) * q_width + j * d..][..d]);
-                }
-            }
             // Nothing reads the last layer's other rows when only the last logits are wanted.
             let first = if logits == Logits::Last && l + 1 == self.layers.len() { n - 1 } else { 0 };
-            let (q, attn) = (&q[first * q_width..], &mut attn[first * q_width..]);
-            attention::prefill(cx, q, n - first, &staging, Mask::Causal, c.attention_scale, attn);
-            finish(Staged { layer: l, rows: &staging, queries: &queries, n_queries, cache: cache.layer_mut(l) })?;
+            let attn = &mut attn[first * q_width..];
+            let seen = &q[first * q_width..];
+            attention::prefill(cx, seen, n - first, &staging, Mask::Causal, c.attention_scale, attn);
+            let rows = cache.layer_mut(l);
+            finish(Staged { layer: l, rows: &staging, q: &q, positions, output: &layer.o, cache: rows })?;
             for from in (first..n).step_by(BLOCK) {
                 let to = n.min(from + BLOCK);
                 let attn = &attn[(from - first) * q_width..(to - first) * q_width];

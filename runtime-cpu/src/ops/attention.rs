@@ -2,6 +2,7 @@
 
 use super::Compute;
 use crate::cache::{LayerCache, Staging};
+use crate::kernels::KvRows;
 
 /// Keys per tile of a prefill task.
 const KEYS: usize = 64;
@@ -113,6 +114,39 @@ fn attend_tile(
             *o = a * inverse;
         }
     }
+}
+
+/// Stripes of queries that sum their attention apart. Fixed, so that results do not depend on the number of threads.
+const STRIPES: usize = 4;
+
+/// Attention that each row received, summed over the queries and over the query heads of its group:
+/// `[n_kv_heads][capacity]`. Arguments as [`prefill`] with [`Mask::Causal`]. Computes the scores once more.
+pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, scale: f32) -> Vec<f32> {
+    let (n_heads, d, capacity) = (layer.n_kv_heads(), layer.head_dim(), layer.capacity());
+    let width = q.len() / n;
+    let group = width / (n_heads * d);
+    let mut stripes = vec![0.0; n_heads * STRIPES * capacity];
+    cx.pool.chunks(&mut stripes, capacity, |i, sums| {
+        let (h, stripe) = (i / STRIPES, i % STRIPES);
+        let mut scores = vec![0.0; capacity];
+        for t in (stripe..n).step_by(STRIPES) {
+            let seen = layer.len(h) - n + t + 1;
+            for q in q[t * width + h * group * d..][..group * d].chunks_exact(d) {
+                let keys = KvRows::F32(&layer.all_keys()[h * capacity * d..][..seen * d]);
+                cx.dispatch.dot_rows(q, keys, d, seen, scale, &mut scores[..seen]);
+                let (_, sum) = cx.dispatch.exp_max_sum(&mut scores[..seen], f32::NEG_INFINITY);
+                let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+                sums.iter_mut().zip(&scores[..seen]).for_each(|(s, p)| *s += p * inverse);
+            }
+        }
+    });
+    let mut out = vec![0.0; n_heads * capacity];
+    for (out, stripes) in out.chunks_exact_mut(capacity).zip(stripes.chunks_exact(STRIPES * capacity)) {
+        for stripe in stripes.chunks_exact(capacity) {
+            out.iter_mut().zip(stripe).for_each(|(o, s)| *o += s);
+        }
+    }
+    out
 }
 
 /// Buffers of [`decode`], kept between steps.

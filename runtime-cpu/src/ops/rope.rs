@@ -28,6 +28,11 @@ impl Rope {
         Rope { kind, inverse_frequency: (0..half).map(frequency).collect() }
     }
 
+    /// Radians per position of each pair, `[head_dim / 2]`.
+    pub fn frequencies(&self) -> &[f64] {
+        &self.inverse_frequency
+    }
+
     /// Cosines and sines of one position, `[head_dim / 2]` each. Angles are f64, so far positions stay exact.
     pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
         for ((c, s), f) in cos.iter_mut().zip(sin).zip(&self.inverse_frequency) {
