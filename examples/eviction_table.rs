@@ -15,7 +15,7 @@ const BUDGETS: [u32; 4] = [16, 32, 64, 128];
 fn main() -> Result<()> {
     let window = window()?;
     let questions = tinyvlm::questions()?;
-    let engine = tinyvlm::engine(Precision::Int8)?;
+    let engine = tinyvlm::engine(Precision::Int16)?;
     let prompts = tinyvlm::prompts(&engine, &questions)?;
     let exact_match = |eviction| -> Result<f64> {
         Ok(tinyvlm::exact_match(&questions, &tinyvlm::answers(&engine, &prompts, eviction)?))

@@ -1,8 +1,8 @@
 //! Attention received: from the recorded window, from running sums, or expected of future queries.
 
+use crate::axes::{Attention, Edge, Pool, Queries};
 use crate::evict::Job;
-use crate::math::{copy, float};
-use crate::policy::{Attention, Edge, Pool, Queries};
+use crate::math::{copy, float, ratio};
 use crate::shape::Head;
 use crate::workspace::{Parts, QUERY_BLOCK};
 use crate::{Error, expected, kernels};
@@ -108,6 +108,23 @@ pub(crate) fn received(
     for (i, out) in out.iter_mut().enumerate() {
         let seen_by = w.min(n.saturating_sub(i)).saturating_mul(view.shape.group);
         *out /= float(seen_by);
+    }
+}
+
+/// How evenly each entry's attention is spread over the window's queries that can see it: 0 if it comes from one, 1 if
+/// from all alike. `each` is what [`received`] wrote; the first `[len]` of `out` are written.
+pub(crate) fn entropies(job: &Job<'_>, head: Head, each: &[f32], out: &mut [f32]) {
+    let n = head.len;
+    let w = job.policy.needs().window_queries.min(job.view.observation.n_queries).min(n);
+    let most = libm::logf(float(w));
+    for (i, out) in out.iter_mut().take(n).enumerate() {
+        let column = || each.iter().skip(i).step_by(n.max(1)).take(w);
+        let total = column().fold(0.0, |s, x| s + x);
+        let sum = column().fold(0.0, |s, &x| {
+            let p = ratio(x, total);
+            if p > 0.0 { s - p * libm::logf(p) } else { s }
+        });
+        *out = ratio(sum, most);
     }
 }
 

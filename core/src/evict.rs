@@ -3,11 +3,11 @@
 use crate::kernels::Dispatch;
 use crate::math::share;
 use crate::select::{Cut, PROTECTED, rank};
-use crate::shape::Head;
+use crate::shape::{Head, part};
 use crate::workspace::Parts;
 use crate::{
-    Attention, Diversity, Error, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference, Similarity,
-    ValueNorm, Workspace, mmr, score, tag,
+    Attention, Diversity, Error, Evicted, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference,
+    Similarity, ValueNorm, Workspace, mmr, score, tag,
 };
 
 /// Where the kept entries are written.
@@ -18,6 +18,36 @@ pub struct Keep<'a> {
     pub indices: &'a mut [u32],
     /// Kept entries per head, `[n_kv_heads]`.
     pub counts: &'a mut [u32],
+}
+
+/// Kept entries, as [`evict_layer`] wrote them.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// As [`Keep::indices`].
+    pub indices: &'a [u32],
+    /// As [`Keep::counts`].
+    pub counts: &'a [u32],
+}
+
+impl<'a> Kept<'a> {
+    /// Checks that every head's list is ascending and in range.
+    pub(crate) fn check(&self, starts: &[u32], lens: &[u32], rows: usize) -> Result<(), Error> {
+        at_least("indices", rows, self.indices.len())?;
+        at_least("counts", lens.len(), self.counts.len())?;
+        for (head, ((&start, &len), &count)) in (0u32..).zip(starts.iter().zip(lens).zip(self.counts)) {
+            let list = part(self.indices, start as usize, count.min(len) as usize, 1);
+            let ascending = list.iter().zip(list.iter().skip(1)).all(|(a, b)| a < b);
+            if count > len || !ascending || list.last().is_some_and(|&last| last >= len) {
+                return Err(Error::HeadRange { head, start, len: count, rows });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn of(&self, head: Head) -> &'a [u32] {
+        let count = self.counts.get(head.index).copied().unwrap_or(0);
+        part(self.indices, head.start, count as usize, 1)
+    }
 }
 
 /// What a call did besides its outputs.
@@ -69,6 +99,9 @@ pub fn evict_layer(
         secure(&job, first_stage, parts.signal, out.counts, parts.keys);
     }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
+        if p.protect.text_first {
+            prefer_text(&job, head, count as usize, head.of_mut(parts.keys));
+        }
         if let Diversity::Mmr(m) = p.diversity {
             mmr::select(&job, head, m, count as usize, &mut parts);
         }
@@ -122,6 +155,19 @@ fn secure(job: &Job<'_>, first_stage: f32, signal: &[f32], counts: &[u32], keys:
     }
 }
 
+/// Protects the text of a head if it fits, else puts the images behind it.
+fn prefer_text(job: &Job<'_>, head: Head, count: usize, keys: &mut [u32]) {
+    let image = |i: usize| job.view.tagged(head.start.saturating_add(i), tag::IMAGE);
+    let first = keys.iter().enumerate().filter(|&(i, &key)| key == PROTECTED || !image(i)).count();
+    for (i, key) in keys.iter_mut().enumerate() {
+        match image(i) {
+            true if first > count && *key != PROTECTED => *key = 0,
+            false if first <= count => *key = PROTECTED,
+            _ => {}
+        }
+    }
+}
+
 /// A checked call.
 pub(crate) struct Job<'a> {
     pub d: Dispatch,
@@ -136,7 +182,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(d: Dispatch, policy: &'a Policy, budget: u32, view: &'a LayerView<'a>) -> Result<Self, Error> {
+    pub fn new(d: Dispatch, policy: &'a Policy, budget: u32, view: &'a LayerView<'a>) -> Result<Self, Error> {
         let rows = view.check()?;
         check_policy(policy, view)?;
         // A table of head budgets replaces the budget; what must fit every head must fit the smallest.
@@ -158,10 +204,15 @@ impl<'a> Job<'a> {
             job.recent = exact.max(window).min(longest);
             return Ok(job);
         }
+        // Slots are paid for in entries.
+        let slots = if let Evicted::Retain(r) = policy.evicted { r.slots } else { 0 };
         let strict = view.heads().map(|h| job.count_protected(h)).max().unwrap_or(0);
-        if strict.max(1) > budget {
-            return Err(Error::BudgetTooSmall { protected: strict.max(1), budget });
+        let demanded = strict.max(1).saturating_add(slots);
+        if demanded > budget {
+            return Err(Error::BudgetTooSmall { protected: demanded, budget });
         }
+        let budget = budget.saturating_sub(slots);
+        job.budget = budget;
         job.recent = exact.max(window.min(budget.saturating_sub(strict).saturating_sub(1)));
         Ok(job)
     }
@@ -218,8 +269,13 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     if let Diversity::Geometry(Geometry { reference: Reference::Window(0), .. }) = p.diversity {
         return Err(Error::Config("a window of keys needs at least one"));
     }
+    let window = matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), .. }));
+    if let Evicted::Retain(r) = p.evicted
+        && !(window && r.slots > 0 && r.tau > 0.0 && r.epsilon > 0.0)
+    {
+        return Err(Error::Config("slots need a window's attention, at least one slot, positive tau and epsilon"));
+    }
     if let Diversity::Mmr(m) = p.diversity {
-        let window = matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), .. }));
         if !window || !matches!(p.mix, Mix::Importance) {
             return Err(Error::Config("a choice one by one starts from the attention of a window, unmixed"));
         }

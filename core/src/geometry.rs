@@ -1,9 +1,9 @@
 //! What differs: how far each key lies from the middle of its head, and how much the head repeats itself.
 
+use crate::axes::{Combine, Geometry, Redundancy, Reference};
 use crate::evict::Job;
 use crate::kernels::TILE_ROWS;
 use crate::math::{copy, float, ratio, sqrt};
-use crate::policy::{Combine, Geometry, Redundancy, Reference};
 use crate::score::scale_as;
 use crate::shape::Head;
 use crate::workspace::Parts;

@@ -1,8 +1,8 @@
 //! What mattered: fills the importance of one head's candidates.
 
+use crate::axes::{Norm, ValueNorm};
 use crate::evict::Job;
 use crate::math::{copy, float, sqrt};
-use crate::policy::{Norm, ValueNorm};
 use crate::score::{min_max, to_mean};
 use crate::shape::{Head, Rows};
 use crate::workspace::Parts;

@@ -51,6 +51,7 @@
 extern crate std;
 
 mod attention;
+mod axes;
 mod budget;
 mod error;
 mod evict;
@@ -61,24 +62,33 @@ mod importance;
 mod kernels;
 mod lag;
 mod math;
+mod merge;
 pub mod methods;
 mod mmr;
+#[cfg(feature = "heapless")]
+pub mod owned;
 mod policy;
 mod repetition;
+mod retain;
+mod route;
 mod score;
 mod select;
 mod shape;
 mod workspace;
 
+pub use axes::{
+    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm,
+    Pool, Queries, Redundancy, Reference, Retain, Scaling, Similarity, ValueNorm, sinh_weight,
+};
 pub use budget::LayerBudget;
 pub use error::Error;
-pub use evict::{Keep, Report, evict_layer, score_layer};
+pub use evict::{Keep, Kept, Report, evict_layer, score_layer};
 pub use heads::{HeadBudget, from_profile};
 pub use kernels::Dispatch;
+pub use merge::{LayerMut, merge_layer, merge_workspace_len};
 pub use methods::Method;
-pub use policy::{
-    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Mmr, Needs, Norm, Policy, Pool,
-    Protect, Queries, Recent, Redundancy, Reference, Scaling, Similarity, ValueNorm, sinh_weight,
-};
+pub use policy::{Needs, Policy, Protect, Recent};
+pub use retain::{Evictee, Slots, absorb, retain_layer};
+pub use route::{RouteError, RouteErrorKind, RouteLayer, parse_route};
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

@@ -1,9 +1,10 @@
 //! The methods by name. Each is a [`Policy`] and a [`LayerBudget`]; nothing else distinguishes them.
 
-use crate::policy::{
-    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Mmr, Norm, Pool, Protect, Queries, Recent,
-    Reference, Similarity, ValueNorm,
+use crate::axes::{
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm, Pool,
+    Queries, Reference, Retain, Similarity, ValueNorm,
 };
+use crate::policy::{Protect, Recent};
 use crate::{HeadBudget, LayerBudget, Policy};
 
 /// A named method.
@@ -48,7 +49,7 @@ pub const ALL: &[Method] = &[
         summary: "the first 4 and the newest entries",
         source: "StreamingLLM, arXiv 2309.17453; keeps original positions, as kvpress does",
         proof: "golden: kvpress",
-        policy: Policy { protect: Protect { sinks: 4, recent: Recent::Window(0) }, ..RECENT },
+        policy: Policy { protect: Protect { sinks: 4, recent: Recent::Window(0), text_first: false }, ..RECENT },
         layer_budget: LayerBudget::Uniform,
     },
     Method {
@@ -79,7 +80,7 @@ pub const ALL: &[Method] = &[
         proof: "reference",
         policy: Policy {
             importance: Importance::Attention(ALL_QUERIES),
-            protect: Protect { sinks: 0, recent: Recent::Share(0.5) },
+            protect: Protect { sinks: 0, recent: Recent::Share(0.5), text_first: false },
             ..RECENT
         },
         layer_budget: LayerBudget::Uniform,
@@ -106,7 +107,7 @@ pub const ALL: &[Method] = &[
                 share_heads: true,
                 ..ALL_QUERIES
             }),
-            protect: Protect { sinks: 0, recent: Recent::Window(1) },
+            protect: Protect { sinks: 0, recent: Recent::Window(1), text_first: false },
             ..RECENT
         },
         layer_budget: LayerBudget::Uniform,
@@ -121,7 +122,7 @@ pub const ALL: &[Method] = &[
                 value_norm: ValueNorm::Times { norm: Norm::L1, epsilon: 0.0 },
                 ..ALL_QUERIES
             }),
-            protect: Protect { sinks: 20, recent: Recent::Share(0.5) },
+            protect: Protect { sinks: 20, recent: Recent::Share(0.5), text_first: false },
             ..RECENT
         },
         layer_budget: LayerBudget::Uniform,
@@ -189,7 +190,7 @@ pub const ALL: &[Method] = &[
                 value_norm: ValueNorm::Times { norm: Norm::L2, epsilon: 0.0 },
                 ..ALL_QUERIES
             }),
-            protect: Protect { sinks: 4, recent: Recent::Window(0) },
+            protect: Protect { sinks: 4, recent: Recent::Window(0), text_first: false },
             ..RECENT
         },
         layer_budget: LayerBudget::Uniform,
@@ -201,7 +202,7 @@ pub const ALL: &[Method] = &[
         proof: "golden: kvpress",
         policy: Policy {
             importance: Importance::Lag { lag: 128 },
-            protect: Protect { sinks: 4, recent: Recent::Window(0) },
+            protect: Protect { sinks: 4, recent: Recent::Window(0), text_first: false },
             ..RECENT
         },
         layer_budget: LayerBudget::Uniform,
@@ -280,6 +281,30 @@ pub const ALL: &[Method] = &[
         },
         layer_budget: LayerBudget::Uniform,
     },
+    Method {
+        name: "retentivekv",
+        summary: "snapkv whose evicted entries live on in 8 slots per head, weighted by attention entropy",
+        source: "RetentiveKV, arXiv 2605.04075; defined here from its abstract",
+        proof: "reconstruction",
+        policy: Policy {
+            evicted: Evicted::Retain(Retain { slots: 8, tau: 1.0, epsilon: 0.05, gain: 0.0, mass: Mass::Count }),
+            ..SNAPKV
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "look-m",
+        summary: "h2o with text before images, evicted entries merged into the nearest kept key",
+        source: "LOOK-M, arXiv 2406.18139, pivotal merging; per KV head, two keys of order instead of a large offset",
+        proof: "reference",
+        policy: Policy {
+            importance: Importance::Attention(ALL_QUERIES),
+            protect: Protect { sinks: 0, recent: Recent::Share(0.5), text_first: true },
+            evicted: Evicted::Merge(Merge { rule: MergeRule::Pivot, values_only: false }),
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
 ];
 
 /// The method called `name`.
@@ -291,7 +316,7 @@ const RECENT: Policy = Policy {
     importance: Importance::Recency,
     diversity: Diversity::None,
     mix: Mix::Importance,
-    protect: Protect { sinks: 0, recent: Recent::Window(0) },
+    protect: Protect { sinks: 0, recent: Recent::Window(0), text_first: false },
     head_budget: HeadBudget::Uniform,
     evicted: Evicted::Drop,
 };
@@ -317,7 +342,7 @@ const SNAPKV: Policy = Policy {
         share_heads: false,
         value_norm: ValueNorm::None,
     }),
-    protect: Protect { sinks: 0, recent: Recent::Window(32) },
+    protect: Protect { sinks: 0, recent: Recent::Window(32), text_first: false },
     ..RECENT
 };
 

@@ -1,10 +1,10 @@
 //! Choosing entries one by one, each unlike those chosen before.
 
 use crate::attention::pool;
+use crate::axes::{Attention, Mmr, Similarity};
 use crate::evict::Job;
 use crate::kernels;
 use crate::math::{copy, float, ratio, sqrt};
-use crate::policy::{Attention, Mmr, Similarity};
 use crate::select::{PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;

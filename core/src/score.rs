@@ -4,7 +4,10 @@ use crate::evict::Job;
 use crate::math::{EPS, copy, float, ratio, sqrt};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Depth, Diversity, Importance, Mix, Scaling, attention, geometry, importance, kernels, mmr, repetition};
+use crate::{
+    Depth, Diversity, Evicted, Importance, Mix, Retain, Scaling, attention, geometry, importance, kernels, mmr,
+    repetition,
+};
 
 /// Writes the score of every candidate into `parts.scores` and, where the policy observes attention, the attention it
 /// received into `parts.signal`. Entries past the candidates get 0.
@@ -21,6 +24,13 @@ pub(crate) fn fill(job: &Job<'_>, parts: &mut Parts<'_>) {
     for head in job.view.heads() {
         let m = job.candidates(head);
         importance::fill(job, head, parts);
+        if let Evicted::Retain(Retain { gain, .. }) = job.policy.evicted {
+            let from = head.start.saturating_mul(job.policy.tile_queries());
+            attention::entropies(job, head, parts.window.get(from..).unwrap_or_default(), parts.temp);
+            for (s, h) in head.of_mut(parts.scores).iter_mut().zip(&*parts.temp) {
+                *s *= 1.0 + gain * h;
+            }
+        }
         if let (Diversity::Mmr(m), Importance::Attention(a)) = (job.policy.diversity, job.policy.importance) {
             mmr::base(job, head, m, a, parts);
         }

@@ -164,11 +164,7 @@ impl<'a> LayerView<'a> {
     }
 
     pub(crate) fn heads(&self) -> impl Iterator<Item = Head> + Clone + use<'a> {
-        self.starts.iter().zip(self.lens).enumerate().map(|(index, (&start, &len))| Head {
-            index,
-            start: start as usize,
-            len: len as usize,
-        })
+        heads(self.starts, self.lens)
     }
 
     /// Queries `t .. t + n` (0 = oldest recorded) of query head `q`.
@@ -237,6 +233,15 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// The heads of a checked layer.
+pub(crate) fn heads<'a>(starts: &'a [u32], lens: &'a [u32]) -> impl Iterator<Item = Head> + Clone + use<'a> {
+    starts.iter().zip(lens).enumerate().map(|(index, (&start, &len))| Head {
+        index,
+        start: start as usize,
+        len: len as usize,
+    })
+}
+
 /// Bytes of a Q8_0 row.
 fn q8_0_row(head_dim: usize) -> Result<usize, Error> {
     if !head_dim.is_multiple_of(Q8_0) {
@@ -249,6 +254,12 @@ fn q8_0_row(head_dim: usize) -> Result<usize, Error> {
 pub(crate) fn part<T>(x: &[T], first: usize, n: usize, row: usize) -> &[T] {
     let from = first.saturating_mul(row);
     x.get(from..from.saturating_add(n.saturating_mul(row))).unwrap_or_default()
+}
+
+/// Rows `first .. first + n` of `x`.
+pub(crate) fn part_mut<T>(x: &mut [T], first: usize, n: usize, row: usize) -> &mut [T] {
+    let from = first.saturating_mul(row);
+    x.get_mut(from..from.saturating_add(n.saturating_mul(row))).unwrap_or_default()
 }
 
 fn same(what: &'static str, need: usize, got: usize) -> Result<(), Error> {

@@ -5,14 +5,15 @@ mod support;
 use ecokv_core::*;
 use support::*;
 
-/// Every method, with equal and with adaptive head budgets; those that need equal heads or a table left out.
+/// Every method, with equal and with adaptive head budgets; those that need equal heads, a table or
+/// room for slots left out.
 fn all_policies() -> impl Iterator<Item = Policy> {
     let shared = |p: &Policy| matches!(p.importance, Importance::Attention(a) if a.share_heads);
     let small = |m: &Method| Policy {
         protect: Protect { sinks: m.policy.protect.sinks.min(4), ..m.policy.protect },
         ..m.policy
     };
-    let one_head = move |p: &Policy| !shared(p) && !p.needs().head_budgets;
+    let one_head = move |p: &Policy| !shared(p) && !p.needs().head_budgets && !matches!(p.evicted, Evicted::Retain(_));
     methods::ALL
         .iter()
         .map(small)
@@ -20,7 +21,7 @@ fn all_policies() -> impl Iterator<Item = Policy> {
         .flat_map(|p| [p, p.with_head_budget(HeadBudget::Adaptive { floor: 0.2 })])
 }
 
-fn run(p: &Policy, budget: u32, l: &Layer) -> (Kept, Report) {
+fn run(p: &Policy, budget: u32, l: &Layer) -> (Lists, Report) {
     evict_view(Dispatch::detect(), p, budget, &l.view()).unwrap()
 }
 
@@ -89,6 +90,8 @@ fn strange_numbers_do_not_panic() {
             let (kept, _) = run(&p, 9, &l);
             assert_eq!(kept.iter().map(Vec::len).sum::<usize>(), 18);
         }
+        let (kept, _) = run(&policy("retentivekv"), 12, &l);
+        assert_eq!(kept.iter().map(Vec::len).sum::<usize>(), 8);
     }
 }
 

@@ -85,7 +85,7 @@ fn policies() -> impl Strategy<Value = Policy> {
             importance,
             diversity,
             mix,
-            protect: Protect { sinks, recent },
+            protect: Protect { sinks, recent, text_first: false },
             head_budget,
             evicted: Evicted::Drop,
         },
@@ -93,7 +93,7 @@ fn policies() -> impl Strategy<Value = Policy> {
     let one_by_one =
         (mmrs(), 1..20u32, 0..4u32, recent, heads).prop_map(|(mmr, window, sinks, recent, head_budget)| {
             let p = policy("mmr").with_window(window).with_head_budget(head_budget);
-            Policy { diversity: Diversity::Mmr(mmr), protect: Protect { sinks, recent }, ..p }
+            Policy { diversity: Diversity::Mmr(mmr), protect: Protect { sinks, recent, text_first: false }, ..p }
         });
     prop_oneof![6 => static_ones, 1 => one_by_one]
 }
@@ -234,6 +234,23 @@ proptest! {
         }
     }
 
+    /// Slots are paid for in entries: retaining keeps what dropping keeps on a budget smaller by them.
+    #[test]
+    fn slots_cost_entries(p in policies(), l in layers(), budget in 1..70u32, slots in 1..9u32) {
+        let windowed = matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), .. }));
+        let share = matches!(p.protect.recent, Recent::Share(_)); // of another budget
+        let importance = if windowed { p.importance } else { policy("snapkv").importance };
+        let recent = if share { Recent::Window(7) } else { p.protect.recent };
+        let p = Policy { importance, protect: Protect { recent, ..p.protect }, ..p };
+        if budget <= slots || l.lens.iter().all(|&n| n <= budget) {
+            return Ok(());
+        }
+        let retain = Retain { slots, tau: 1.0, epsilon: 0.05, gain: 0.0, mass: Mass::Count };
+        let retained = evict_view(Dispatch::detect(), &Policy { evicted: Evicted::Retain(retain), ..p }, budget, &l.view());
+        let dropped = evict_view(Dispatch::detect(), &p, budget - slots, &l.view());
+        prop_assert_eq!(retained.ok(), dropped.ok());
+    }
+
     #[test]
     fn equal_policies(p in policies(), l in layers(), budget in 1..70u32) {
         let run = |p: &Policy| evict_view(Dispatch::detect(), p, budget, &l.view()).map(|r| r.0);
@@ -269,7 +286,7 @@ proptest! {
         let run = |l: &Layer| evict_view(Dispatch::detect(), &p, budget, &l.view()).map(|r| r.0);
         // Between heads, equal scores are told apart by age first, then by the head's number.
         prop_assume!(p.head_budget == HeadBudget::Uniform || matches!(p.importance, Importance::Attention(_)));
-        let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Kept>());
+        let turned = run(&relabel(&l, &order)).map(|kept| order.iter().map(|&h| kept[h].clone()).collect::<Lists>());
         prop_assert_eq!(run(&l), turned);
     }
 

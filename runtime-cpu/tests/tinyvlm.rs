@@ -35,7 +35,7 @@ fn chat_prompts_are_what_the_model_was_trained_on() {
 fn full_cache_answers_as_pytorch_does() {
     let set = Set::get();
     for (precision, engine) in
-        [(Precision::Int8, &set.engine), (Precision::Float, &tinyvlm::engine(Precision::Float).unwrap())]
+        [(Precision::Int16, &set.engine), (Precision::Float, &tinyvlm::engine(Precision::Float).unwrap())]
     {
         let answers = tinyvlm::answers(engine, &set.prompts, None).unwrap();
         let exact_match = tinyvlm::exact_match(&set.questions, &answers);
@@ -80,7 +80,7 @@ impl Set {
         SET.get_or_init(|| {
             let questions = tinyvlm::questions().unwrap();
             assert_eq!(questions.len(), 200);
-            let engine = tinyvlm::engine(Precision::Int8).unwrap();
+            let engine = tinyvlm::engine(Precision::Int16).unwrap();
             let prompts = tinyvlm::prompts(&engine, &questions).unwrap();
             Set { engine, questions, prompts }
         })

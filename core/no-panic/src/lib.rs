@@ -4,7 +4,9 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Keep, LayerBudget, LayerView, Policy, Report, Workspace, evict_layer, expected, methods, score_layer,
+    Dispatch, Error, Evictee, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, Retain, RouteError,
+    RouteLayer, Slots, Workspace, absorb, evict_layer, expected, from_profile, merge_layer, methods, owned,
+    parse_route, retain_layer, score_layer,
 };
 
 #[panic_handler]
@@ -22,7 +24,13 @@ pub fn evict(p: &Policy, budget: u32, v: &LayerView<'_>, w: Workspace<'_>, keep:
 }
 
 #[unsafe(no_mangle)]
-pub fn evict_scalar(p: &Policy, budget: u32, v: &LayerView<'_>, w: Workspace<'_>, keep: Keep<'_>) -> Result<Report, Error> {
+pub fn evict_scalar(
+    p: &Policy,
+    budget: u32,
+    v: &LayerView<'_>,
+    w: Workspace<'_>,
+    keep: Keep<'_>,
+) -> Result<Report, Error> {
     evict_layer(Dispatch::scalar(), p, budget, v, w, keep)
 }
 
@@ -51,6 +59,47 @@ pub fn expect(frequencies: &[f32], cos: &mut [f32], sin: &mut [f32], mean: &mut 
 #[unsafe(no_mangle)]
 pub fn method(name: &str) -> Option<&'static methods::Method> {
     methods::by_name(name)
+}
+
+#[unsafe(no_mangle)]
+pub fn retain(
+    p: &Policy,
+    budget: u32,
+    v: &LayerView<'_>,
+    w: Workspace<'_>,
+    kept: Kept<'_>,
+    out: Slots<'_>,
+) -> Result<(), Error> {
+    retain_layer(Dispatch::detect(), p, budget, v, w, kept, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn absorb_one(r: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<(), Error> {
+    absorb(r, stretch, entry, slots)
+}
+
+#[unsafe(no_mangle)]
+pub fn merge(rule: Merge, layer: LayerMut<'_>, kept: Kept<'_>, w: Workspace<'_>) -> Result<(), Error> {
+    merge_layer(Dispatch::detect(), rule, layer, kept, w)
+}
+
+#[unsafe(no_mangle)]
+pub fn profile(scores: &[f32], budget: u32, window: u32, even: f32, out: &mut [u32]) -> Result<(), Error> {
+    from_profile(scores, budget, window, even, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn route(text: &str, n_kv_heads: u32, out: &mut [RouteLayer]) -> Result<(), RouteError> {
+    parse_route(text, n_kv_heads, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn owners(p: &Policy, v: &LayerView<'_>, rows: usize, n: usize) -> Result<usize, Error> {
+    let mut w = owned::WorkspaceBuffer::<512, 64>::new(p, v.shape, rows)?;
+    let mut keep = owned::KeepBuffer::<64, 4>::new(rows, v.shape.n_kv_heads)?;
+    evict_layer(Dispatch::detect(), p, 9, v, w.workspace(), keep.keep())?;
+    let budgets = owned::layer_budgets::<32>(LayerBudget::Pyramid { beta: 20 }, n, 9, 1, 99)?;
+    Ok(keep.head(n, rows).len() + budgets.len())
 }
 
 /// Shows that the proof can fail.

@@ -130,9 +130,9 @@ fn spread(rng: &mut Rng, d: usize) -> Vec<f32> {
 }
 
 /// Kept indices per head.
-pub type Kept = Vec<Vec<u32>>;
+pub type Lists = Vec<Vec<u32>>;
 
-pub fn evict_view(d: Dispatch, p: &Policy, budget: u32, v: &LayerView<'_>) -> Result<(Kept, Report), Error> {
+pub fn evict_view(d: Dispatch, p: &Policy, budget: u32, v: &LayerView<'_>) -> Result<(Lists, Report), Error> {
     let rows = match v.keys {
         Rows::F32(k) => k.len() / v.shape.head_dim,
         Rows::F16(k) => k.len() / v.shape.head_dim,
@@ -155,7 +155,7 @@ pub fn evict_view(d: Dispatch, p: &Policy, budget: u32, v: &LayerView<'_>) -> Re
     Ok((kept, report))
 }
 
-pub fn evict(p: &Policy, budget: u32, layer: &Layer) -> Kept {
+pub fn evict(p: &Policy, budget: u32, layer: &Layer) -> Lists {
     evict_view(Dispatch::detect(), p, budget, &layer.view()).unwrap().0
 }
 
