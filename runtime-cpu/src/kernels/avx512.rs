@@ -11,7 +11,7 @@ use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, avx2, g
 use crate::quant::{GgmlType, dequantize_row};
 
 /// Tokens that share the loads of a panel.
-const TOKENS: usize = 8;
+const TOKENS: usize = 12;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
@@ -62,6 +62,9 @@ unsafe fn gemm<F: Format, const TWO: bool>(
                 if n == TOKENS {
                     tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
                     t += TOKENS;
+                } else if n >= 4 {
+                    tile::<F, 4, TWO>(&panel, x, t, out, n_rows, to - from);
+                    t += 4;
                 } else {
                     tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
                     t += 1;
@@ -96,27 +99,19 @@ unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
             for h in 0..halves {
                 let steps = 8 / halves;
                 let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 64 * steps * h);
-                let mut part = [_mm512_setzero_si512(); N];
-                let mut part_low = [_mm512_setzero_si512(); N];
-                for c in 0..steps {
-                    let w = _mm512_loadu_si512(q.add(64 * c).cast());
-                    for t in 0..N {
-                        let at = group * GROUP + 4 * (steps * h + c);
-                        let v = xq[t].add(at).cast::<i32>().read_unaligned();
-                        part[t] = _mm512_dpbusd_epi32(part[t], w, _mm512_set1_epi32(v));
-                        if TWO {
-                            let v = xl[t].add(at).cast::<i32>().read_unaligned();
-                            part_low[t] = _mm512_dpbusd_epi32(part_low[t], w, _mm512_set1_epi32(v));
-                        }
+                let at = group * GROUP + 4 * steps * h;
+                let mut part = dots([_mm512_setzero_si512(); N], q, xq.map(|p| p.add(at)), steps);
+                if TWO {
+                    // A loop and not a closure: closures do not have the caller's instruction set.
+                    for part in &mut part {
+                        *part = _mm512_slli_epi32::<7>(*part);
                     }
+                    part = dots(part, q, xl.map(|p| p.add(at)), steps);
                 }
                 let at = (group * halves + h) * PANEL_ROWS;
                 let scale = _mm512_loadu_ps(panel.scale.as_ptr().add(at));
                 let min = _mm512_loadu_ps(panel.min.as_ptr().add(at));
                 for t in 0..N {
-                    if TWO {
-                        part[t] = _mm512_add_epi32(_mm512_slli_epi32::<7>(part[t]), part_low[t]);
-                    }
                     let d = _mm512_mul_ps(scale, _mm512_set1_ps(*xd[t].add(group)));
                     let s = if F::HALVES {
                         *xs[t].add(2 * group + h)
@@ -132,6 +127,22 @@ unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
             let out = &mut out[t * out_stride..t * out_stride + n_rows];
             _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes(n_rows), v);
         }
+    }
+}
+
+/// Adds integer dot products of `steps` groups of four columns: `[N]` tokens x 16 rows.
+#[inline(always)]
+unsafe fn dots<const N: usize>(mut sum: [__m512i; N], q: *const u8, x: [*const i8; N], steps: usize) -> [__m512i; N] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for c in 0..steps {
+            let w = _mm512_loadu_si512(q.add(64 * c).cast());
+            for t in 0..N {
+                let v = x[t].add(4 * c).cast::<i32>().read_unaligned();
+                sum[t] = _mm512_dpbusd_epi32(sum[t], w, _mm512_set1_epi32(v));
+            }
+        }
+        sum
     }
 }
 

@@ -357,10 +357,10 @@ unsafe fn iq4(nibbles: __m256i) -> __m256i {
     }
 }
 
-/// Dot products of quantised rows with one vector of one or two planes.
+/// Dot products of quantised rows with one vector of one or two planes. `VNNI` needs avx512vnni + avx512vl.
 ///
 /// # Safety
-/// As [`gemv_planes`].
+/// The CPU has avx2, fma and f16c (and the VNNI set if `VNNI`); `w` and `x` have the shapes of `Dispatch::gemv_q8`.
 #[inline(always)]
 pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     // SAFETY: the caller's contract; the second plane is as long as the first where there is one.
@@ -373,70 +373,93 @@ pub(super) unsafe fn gemv<F: Format, const VNNI: bool>(w: WeightRows<'_>, x: Q8R
     }
 }
 
-/// Dot products of quantised rows with one vector. `VNNI` needs avx512vnni + avx512vl.
-///
-/// # Safety
-/// The CPU has avx2, fma and f16c (and the VNNI set if `VNNI`); `w` and `x` have the shapes of `Dispatch::gemv_q8`.
 #[inline(always)]
 unsafe fn gemv_planes<F: Format, const VNNI: bool, const TWO: bool>(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
-    for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
-        // SAFETY: a row is a whole number of blocks; `x` has as many values as the row (checked by `Dispatch`).
-        unsafe {
-            let mut acc = _mm256_setzero_ps();
-            let mut mins = 0.0_f32;
-            let (mut i, mut block) = (0, row.as_ptr());
-            let end = block.add(row.len());
-            while block < end {
-                let header = F::header(block);
-                for g in 0..F::GROUPS {
-                    let q = F::quants(block, g);
-                    let xq = _mm256_loadu_si256(x.q.as_ptr().add(GROUP * i).cast());
-                    let mut part = dot_bytes::<F, VNNI>(q, xq);
-                    if TWO {
-                        let low = _mm256_loadu_si256(x.low.as_ptr().add(GROUP * i).cast());
-                        part = _mm256_add_epi32(_mm256_slli_epi32::<7>(part), dot_bytes::<F, VNNI>(q, low));
-                    }
-                    let d = *x.d.get_unchecked(i);
-                    let (s, m) = (F::scale(&header, g), F::min(&header, g));
-                    let (s0, s1) = (*x.s.get_unchecked(2 * i), *x.s.get_unchecked(2 * i + 1));
-                    let scale = if F::HALVES {
-                        _mm256_set_m128(_mm_set1_ps(s[1] * d), _mm_set1_ps(s[0] * d))
-                    } else {
-                        _mm256_set1_ps(s[0] * d)
-                    };
-                    acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part), scale, acc);
-                    if F::HALVES {
-                        mins = s0.mul_add(m[0], s1.mul_add(m[1], mins));
-                    } else if F::SIGNED && VNNI {
-                        mins = (s0 + s1).mul_add(-128.0 * s[0], mins);
-                    } else if !F::SIGNED {
-                        mins = (s0 + s1).mul_add(m[0], mins);
-                    }
-                    i += 1;
-                }
-                block = block.add(F::BLOCK_BYTES);
-            }
-            *o = horizontal_sum(acc) + mins;
+    // Rows that share the loads of x. A 256-value block's header is long enough to fill the registers by itself.
+    const SHARED: usize = 4;
+    let n_shared = if F::GROUPS == 1 { out.len() / SHARED * SHARED } else { 0 };
+    let row = |r: usize| w.data[r * w.row_bytes..].as_ptr();
+    let (shared, single) = out.split_at_mut(n_shared);
+    // SAFETY: the caller's contract; every row that is named is in bounds.
+    unsafe {
+        for (i, out) in shared.as_chunks_mut::<SHARED>().0.iter_mut().enumerate() {
+            let rows = std::array::from_fn(|r| row(i * SHARED + r));
+            *out = dot_rows_q8::<F, VNNI, TWO, SHARED>(rows, w.row_bytes, x);
+        }
+        for (i, out) in single.iter_mut().enumerate() {
+            [*out] = dot_rows_q8::<F, VNNI, TWO, 1>([row(n_shared + i)], w.row_bytes, x);
         }
     }
 }
 
-/// Sums of products of four neighbouring bytes: `[8]` i32. Signed weights count 128 more each under `VNNI`.
+/// `R` rows against one vector. A row's result does not depend on its neighbours.
 #[inline(always)]
-unsafe fn dot_bytes<F: Format, const VNNI: bool>(q: __m256i, x: __m256i) -> __m256i {
+unsafe fn dot_rows_q8<F: Format, const VNNI: bool, const TWO: bool, const R: usize>(
+    rows: [*const u8; R],
+    row_bytes: usize,
+    x: Q8Row<'_>,
+) -> [f32; R] {
+    // SAFETY: a row is a whole number of blocks; `x` has as many values as the row (checked by `Dispatch`).
+    unsafe {
+        let mut acc = [_mm256_setzero_ps(); R];
+        let mut mins = [0.0_f32; R];
+        for b in 0..row_bytes / F::BLOCK_BYTES {
+            let mut headers = [std::mem::MaybeUninit::<F::Header>::uninit(); R];
+            for r in 0..R {
+                headers[r].write(F::header(rows[r].add(b * F::BLOCK_BYTES)));
+            }
+            for g in 0..F::GROUPS {
+                let i = b * F::GROUPS + g;
+                let high = _mm256_loadu_si256(x.q.as_ptr().add(GROUP * i).cast());
+                let low = if TWO { _mm256_loadu_si256(x.low.as_ptr().add(GROUP * i).cast()) } else { high };
+                let d = *x.d.get_unchecked(i);
+                let (s0, s1) = (*x.s.get_unchecked(2 * i), *x.s.get_unchecked(2 * i + 1));
+                let s = s0 + s1;
+                for r in 0..R {
+                    let header = headers[r].assume_init_ref();
+                    let mut q = F::quants(rows[r].add(b * F::BLOCK_BYTES), g);
+                    if F::SIGNED && VNNI {
+                        q = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+                    }
+                    let mut part = dot_bytes::<F, VNNI>(_mm256_setzero_si256(), q, high);
+                    if TWO {
+                        part = dot_bytes::<F, VNNI>(_mm256_slli_epi32::<7>(part), q, low);
+                    }
+                    let (scale, min) = (F::scale(header, g), F::min(header, g));
+                    let factor = if F::HALVES {
+                        _mm256_set_m128(_mm_set1_ps(scale[1] * d), _mm_set1_ps(scale[0] * d))
+                    } else {
+                        _mm256_set1_ps(scale[0] * d)
+                    };
+                    acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part), factor, acc[r]);
+                    if F::HALVES {
+                        mins[r] = s0.mul_add(min[0], s1.mul_add(min[1], mins[r]));
+                    } else if F::SIGNED && VNNI {
+                        mins[r] = s.mul_add(-128.0 * scale[0], mins[r]);
+                    } else if !F::SIGNED {
+                        mins[r] = s.mul_add(min[0], mins[r]);
+                    }
+                }
+            }
+        }
+        std::array::from_fn(|r| horizontal_sum(acc[r]) + mins[r])
+    }
+}
+
+/// Adds sums of products of four neighbouring bytes, `[8]` i32, to `acc`. Signed weights are biased under `VNNI`.
+#[inline(always)]
+unsafe fn dot_bytes<F: Format, const VNNI: bool>(acc: __m256i, q: __m256i, x: __m256i) -> __m256i {
     // SAFETY: the caller's contract on CPU features.
     unsafe {
         if VNNI {
-            let q = if F::SIGNED { _mm256_xor_si256(q, _mm256_set1_epi8(-128)) } else { q };
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, x)
-        } else {
-            let pairs = if F::SIGNED {
-                _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
-            } else {
-                _mm256_maddubs_epi16(q, x)
-            };
-            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+            return _mm256_dpbusd_epi32(acc, q, x);
         }
+        let pairs = if F::SIGNED {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+        } else {
+            _mm256_maddubs_epi16(q, x)
+        };
+        _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
 }
 
@@ -531,44 +554,24 @@ pub(super) unsafe fn pack<F: Format, const BIAS: bool>(w: WeightRows<'_>, panel:
 /// Transposes an 8x8 matrix of 32-bit values.
 #[inline(always)]
 unsafe fn transpose_8x8(r: [__m256i; 8]) -> [__m256i; 8] {
+    // Loops and not closures: closures do not have the caller's instruction set.
     // SAFETY: the caller's contract on CPU features.
     unsafe {
-        let lo = |a, b| _mm256_unpacklo_epi32(a, b);
-        let hi = |a, b| _mm256_unpackhi_epi32(a, b);
-        let t = [
-            lo(r[0], r[1]),
-            hi(r[0], r[1]),
-            lo(r[2], r[3]),
-            hi(r[2], r[3]),
-            lo(r[4], r[5]),
-            hi(r[4], r[5]),
-            lo(r[6], r[7]),
-            hi(r[6], r[7]),
-        ];
-        let lo = |a, b| _mm256_unpacklo_epi64(a, b);
-        let hi = |a, b| _mm256_unpackhi_epi64(a, b);
-        let u = [
-            lo(t[0], t[2]),
-            hi(t[0], t[2]),
-            lo(t[1], t[3]),
-            hi(t[1], t[3]),
-            lo(t[4], t[6]),
-            hi(t[4], t[6]),
-            lo(t[5], t[7]),
-            hi(t[5], t[7]),
-        ];
-        let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
-        let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
-        [
-            low(u[0], u[4]),
-            low(u[1], u[5]),
-            low(u[2], u[6]),
-            low(u[3], u[7]),
-            high(u[0], u[4]),
-            high(u[1], u[5]),
-            high(u[2], u[6]),
-            high(u[3], u[7]),
-        ]
+        let (mut t, mut u, mut v) = (r, r, r);
+        for i in 0..4 {
+            t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+        }
+        for i in [0, 1, 4, 5] {
+            let to = 2 * i - i / 4 * 4;
+            u[to] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+            u[to + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        }
+        for i in 0..4 {
+            v[i] = _mm256_permute2x128_si256::<0x20>(u[i], u[i + 4]);
+            v[i + 4] = _mm256_permute2x128_si256::<0x31>(u[i], u[i + 4]);
+        }
+        v
     }
 }
 
