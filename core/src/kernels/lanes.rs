@@ -257,6 +257,7 @@ fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
 }
 
 /// Entry points of an instruction set: each kernel compiled with its features enabled.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! entries {
     ([$token:ident, $features:literal]
      $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
@@ -273,4 +274,5 @@ macro_rules! entries {
         )*}
     };
 }
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use entries;

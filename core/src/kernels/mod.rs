@@ -51,16 +51,14 @@ impl Dispatch {
     /// The fastest level of this CPU: asked at run time with the `std` feature, from the target's compile-time features
     /// without.
     pub fn detect() -> Self {
-        // Without vector registers the portable level is only larger than scalar, not faster.
-        let vectors = cfg!(any(target_feature = "sse2", target_feature = "neon", target_feature = "simd128"));
-        Self::available().last().filter(|_| vectors).unwrap_or(Self::scalar())
+        Self::available().last().unwrap_or(Self::scalar())
     }
 
     /// Every level of this CPU, slowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         let levels = [
             Some(Level::Scalar),
-            Some(Level::Portable(portable::Portable)),
+            portable::Portable::detect().map(Level::Portable),
             #[cfg(target_arch = "x86_64")]
             avx2::Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
@@ -118,6 +116,7 @@ macro_rules! for_each_kernel {
         }
     };
 }
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use for_each_kernel;
 
 macro_rules! dispatch {

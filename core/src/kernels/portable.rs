@@ -1,5 +1,5 @@
 //! 16 lanes as four vectors of the `wide` crate, whose instruction set is the one the crate is compiled for: SSE2 on any
-//! x86-64, simd128 where wasm has it, plain numbers elsewhere.
+//! x86-64, NEON on any AArch64, simd128 where wasm has it. Elsewhere there is no such level.
 
 #![allow(clippy::arithmetic_side_effects)] // vectors of floats cannot overflow, and the integer sums wrap
 
@@ -10,7 +10,26 @@ use super::lanes::Lanes;
 use super::scalar::LANES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Portable;
+pub struct Portable(Proof);
+
+/// Without vector registers no value exists, and with it goes the code: it would be several times the size of `scalar`
+/// and no faster.
+#[cfg(any(target_feature = "sse2", target_feature = "neon", target_feature = "simd128"))]
+type Proof = ();
+#[cfg(not(any(target_feature = "sse2", target_feature = "neon", target_feature = "simd128")))]
+type Proof = core::convert::Infallible;
+
+impl Portable {
+    #[cfg(any(target_feature = "sse2", target_feature = "neon", target_feature = "simd128"))]
+    pub fn detect() -> Option<Self> {
+        Some(Self(()))
+    }
+
+    #[cfg(not(any(target_feature = "sse2", target_feature = "neon", target_feature = "simd128")))]
+    pub fn detect() -> Option<Self> {
+        None
+    }
+}
 
 impl Lanes for Portable {
     type V = [f32x4; 4];
