@@ -92,9 +92,13 @@ pub fn evict_layer(
     score::fill(&job, &mut parts);
     let nan_scores = job.rank_all(parts.scores, parts.keys);
     let signal = if parts.signal.is_empty() { &*parts.scores } else { &*parts.signal };
-    job.rank_all(signal, parts.keys);
-    p.head_budget.allocate(&job, signal, parts.keys, out.counts);
-    job.rank_all(parts.scores, parts.keys);
+    if p.head_budget.compares() {
+        job.rank_all(signal, parts.keys);
+        p.head_budget.allocate(&job, signal, parts.keys, out.counts);
+        job.rank_all(parts.scores, parts.keys);
+    } else {
+        p.head_budget.allocate(&job, signal, parts.keys, out.counts);
+    }
     if let Importance::Attention(Attention { value_norm: ValueNorm::Output { first_stage, .. }, .. }) = p.importance {
         secure(&job, first_stage, parts.signal, out.counts, parts.keys);
     }

@@ -22,7 +22,9 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, g: Geometry, widest: f32, parts: &
     let mean = &mut *parts.mean;
     let energy = middle(job, head, parts.tile, distances, mean, direction);
     let (common, length) = (square(job, mean), square(job, direction));
-    metrics(job, head, parts.tile, mean, direction, sqrt(length), cosines, distances);
+    // A metric of weight 0 is left out, but not both.
+    let wanted = Wanted { cosines: g.alpha == 0.0 || g.beta != 0.0, distances: g.alpha != 0.0 };
+    metrics(job, head, wanted, parts.tile, mean, direction, sqrt(length), cosines, distances);
     match g.reference {
         Reference::Mean => {}
         Reference::Modality => by_modality(job, head, parts.tile, mean, scratch, distances),
@@ -32,6 +34,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, g: Geometry, widest: f32, parts: &
         Mix::HeadRedundancy | Mix::HardRedundancy { .. } => {
             let rho_c = ((float(n) * length - 1.0) / float(n.saturating_sub(1).max(1))).clamp(0.0, 1.0);
             let rho_e = match g.redundancy {
+                _ if !wanted.distances => 0.0, // its weight is 0
                 Redundancy::Energy => ratio(common, energy),
                 Redundancy::MeanOfRange => 1.0 - ratio(average(job, distances), kernels::min_max(job.d, distances).1),
                 Redundancy::Layer => 1.0 - ratio(average(job, distances), widest),
@@ -76,7 +79,8 @@ pub(crate) fn widest(job: &Job<'_>, parts: &mut Parts<'_>) -> f32 {
         let (cosines, rest) = parts.temp.split_at_mut_checked(head.len).unwrap_or_default();
         let distances = rest.get_mut(..head.len).unwrap_or_default();
         middle(job, head, parts.tile, distances, parts.mean, parts.direction);
-        metrics(job, head, parts.tile, parts.mean, parts.direction, 1.0, cosines, distances);
+        let wanted = Wanted { cosines: false, distances: true };
+        metrics(job, head, wanted, parts.tile, parts.mean, parts.direction, 1.0, cosines, distances);
         average(job, distances)
     };
     job.view.heads().map(|head| mean_distance(head, parts)).fold(0.0, |widest, x| if x > widest { x } else { widest })
@@ -142,11 +146,18 @@ fn middle(
     square(job, norms.get(..head.len).unwrap_or_default()) * inv
 }
 
+#[derive(Clone, Copy)]
+struct Wanted {
+    cosines: bool,
+    distances: bool,
+}
+
 /// Negated cosine with `direction` (of the given length) and distance to `mean`; `distances` holds the key norms before.
 #[allow(clippy::too_many_arguments)]
 fn metrics(
     job: &Job<'_>,
     head: Head,
+    wanted: Wanted,
     tile: &mut [f32],
     mean: &[f32],
     direction: &[f32],
@@ -159,13 +170,17 @@ fn metrics(
         let here = i..i.saturating_add(rows.len().checked_div(d).unwrap_or(0));
         let cosines = cosines.get_mut(here.clone()).unwrap_or_default();
         let distances = distances.get_mut(here).unwrap_or_default();
-        let stride = cosines.len();
-        kernels::dots(job.d, direction, d, rows, cosines, stride);
-        for (c, &norm) in cosines.iter_mut().zip(&*distances) {
-            *c = -ratio(*c, norm * length);
+        if wanted.cosines {
+            let stride = cosines.len();
+            kernels::dots(job.d, direction, d, rows, cosines, stride);
+            for (c, &norm) in cosines.iter_mut().zip(&*distances) {
+                *c = -ratio(*c, norm * length);
+            }
         }
-        kernels::sq_dists(job.d, mean, rows, distances);
-        distances.iter_mut().for_each(|x| *x = sqrt(*x));
+        if wanted.distances {
+            kernels::sq_dists(job.d, mean, rows, distances);
+            distances.iter_mut().for_each(|x| *x = sqrt(*x));
+        }
     });
 }
 

@@ -87,6 +87,11 @@ impl HeadBudget {
         }
     }
 
+    /// Whether heads are compared, and `keys` of [`Self::allocate`] therefore used.
+    pub(crate) const fn compares(&self) -> bool {
+        matches!(self, Self::Adaptive { .. } | Self::AdaptivePaper { .. })
+    }
+
     /// Writes the entries each head keeps, `[n_kv_heads]`. `keys` holds the ranks of the scores in `signal` to judge by,
     /// `[rows]`, and is scratch afterwards.
     pub(crate) fn allocate(&self, job: &Job<'_>, signal: &[f32], keys: &mut [u32], counts: &mut [u32]) {
