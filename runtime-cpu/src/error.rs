@@ -80,6 +80,9 @@ pub enum Error {
         /// Positions of the context.
         context: usize,
     },
+    /// A route is not usable.
+    #[error("{0}")]
+    Route(#[from] ecokv_core::RouteError),
     /// The eviction policy refused its inputs.
     #[error("eviction: {0}")]
     Evict(#[from] ecokv_core::Error),

@@ -3,6 +3,7 @@
 pub mod cache;
 mod engine;
 mod error;
+mod evictor;
 pub mod gguf;
 pub mod image;
 pub mod kernels;

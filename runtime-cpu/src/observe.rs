@@ -1,7 +1,7 @@
 //! What a policy wants to know about a layer's attention, and nothing else.
 
 use ecokv_core::expected::{Pairing, mean_rotation, rotate};
-use ecokv_core::{Needs, Observation};
+use ecokv_core::{Needs, Observation, Policy};
 
 use crate::model::{ModelConfig, Staged};
 use crate::ops::rope::{Rope, RopeKind};
@@ -30,13 +30,13 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// An observer for a policy with these needs, whose first `sinks` entries are protected.
-    pub fn new(needs: Needs, sinks: usize) -> Observer {
-        Observer { needs, sinks, ..Observer::default() }
-    }
-
-    /// Records one layer.
-    pub fn record(&mut self, cx: &Compute, c: &ModelConfig, rope: &Rope, s: &Staged<'_>) {
+    /// Records what `policy` needs of one layer, and forgets the layer before.
+    pub fn record(&mut self, cx: &Compute, policy: &Policy, c: &ModelConfig, rope: &Rope, s: &Staged<'_>) {
+        self.needs = policy.needs();
+        self.sinks = policy.protect.sinks as usize;
+        for old in [&mut self.column_sums, &mut self.query_mean, &mut self.query_covariance, &mut self.output_norms] {
+            old.clear();
+        }
         self.window(c, s);
         if self.needs.column_sums {
             self.column_sums = attention::column_sums(cx, s.q, s.positions.len(), s.rows, c.attention_scale);

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use ecokv_core::{self as core, LayerBudget, LayerShape, LayerView, Policy, Rows};
+use ecokv_core::{self as core, LayerBudget, Policy, RouteLayer};
 
 use crate::Error;
-use crate::cache::{Kept, KvCache, KvType};
+use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
-use crate::model::{DecodeState, Logits, Staged};
-use crate::observe::Observer;
+use crate::evictor::{Evictor, Plan};
+use crate::model::{DecodeState, Logits};
 use crate::prompt::{Chunk, Prompt};
 
 /// What a session keeps in its cache.
@@ -69,6 +69,12 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
+    /// Whether each position so far came from an image.
+    images: Vec<bool>,
+    /// `[n_layers]`, or empty.
+    route: Vec<RouteLayer>,
+    /// `[n_layers][n_kv_heads]`, or empty.
+    head_scores: Vec<f32>,
     stats: Stats,
 }
 
@@ -92,8 +98,37 @@ impl<'e> Session<'e> {
             engine,
             options,
             n_past: 0,
+            images: Vec::new(),
+            route: Vec::new(),
+            head_scores: Vec::new(),
             stats: Stats::default(),
         })
+    }
+
+    /// Gives every layer a method of its own, from the text of a route (see [`ecokv_core::parse_route`]). Layers for which
+    /// the route names no budget get that of the eviction.
+    ///
+    /// # Errors
+    /// [`Error::Route`], with the line.
+    pub fn set_route(&mut self, text: &str) -> Result<(), Error> {
+        let c = self.engine.config();
+        let mut route = vec![RouteLayer { method: &core::methods::ALL[0], budget: None }; c.n_layers];
+        core::parse_route(text, c.n_kv_heads as u32, &mut route)?;
+        self.route = route;
+        Ok(())
+    }
+
+    /// Scores of the heads, `[n_layers][n_kv_heads]`, for methods that share the budget by an offline profile (SparseMM).
+    ///
+    /// # Errors
+    /// [`Error::Evict`] if there are not as many scores as heads.
+    pub fn set_head_profile(&mut self, scores: Vec<f32>) -> Result<(), Error> {
+        let need = self.engine.config().n_layers * self.engine.config().n_kv_heads;
+        if scores.len() != need {
+            return Err(core::Error::LengthMismatch { what: "head scores", need, got: scores.len() }.into());
+        }
+        self.head_scores = scores;
+        Ok(())
     }
 
     /// Runs a prompt, evicts, and returns the logits after its last token, `[n_vocab]`.
@@ -151,6 +186,10 @@ impl<'e> Session<'e> {
         if n == 0 {
             return Err(Error::Prompt { what: "it is empty".into() });
         }
+        if self.cache.layers().iter().any(LayerCache::has_slots) {
+            let what = "it follows one whose evicted entries became slots, which later prompts cannot read yet";
+            return Err(Error::Prompt { what: what.into() });
+        }
         if self.n_past + n + n_generate.min(1) > n_ctx {
             return Err(Error::ContextFull { prompt: self.n_past + n, generate: n_generate, context: n_ctx });
         }
@@ -165,7 +204,9 @@ impl<'e> Session<'e> {
             rest = after;
         }
         let positions: Vec<u32> = (self.n_past..self.n_past + n).map(|p| p as u32).collect();
-        let mut evictor = Evictor::new(self.engine, &self.options, self.n_past + n)?;
+        self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
+        let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
+        let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
         let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
         self.n_past += n;
@@ -178,103 +219,5 @@ impl<'e> Session<'e> {
         s.recent_kept = evictor.recent_kept;
         s.nan_scores += evictor.nan_scores;
         Ok(out)
-    }
-}
-
-/// Applies the eviction to each layer as soon as its attention is done.
-struct Evictor<'a> {
-    engine: &'a Engine,
-    headroom: usize,
-    eviction: Option<Eviction>,
-    /// `[n_layers]`
-    budgets: Vec<u32>,
-    observer: Observer,
-    f32s: Vec<f32>,
-    u32s: Vec<u32>,
-    indices: Vec<u32>,
-    counts: Vec<u32>,
-    rows_full: usize,
-    recent_kept: Vec<u32>,
-    nan_scores: u32,
-    elapsed: Duration,
-}
-
-impl<'a> Evictor<'a> {
-    fn new(engine: &'a Engine, options: &SessionOptions, seq_len: usize) -> Result<Evictor<'a>, Error> {
-        let mut budgets = vec![0; engine.config().n_layers];
-        if let Some(e) = &options.eviction {
-            let window = e.policy.protect.recent.entries();
-            e.layer_budget.allocate(e.budget, window, seq_len as u32, &mut budgets)?;
-        }
-        Ok(Evictor {
-            engine,
-            headroom: options.n_generate.min(options.n_ctx.saturating_sub(seq_len)),
-            eviction: options.eviction,
-            budgets,
-            observer: options
-                .eviction
-                .map_or_else(Observer::default, |e| Observer::new(e.policy.needs(), e.policy.protect.sinks as usize)),
-            f32s: Vec::new(),
-            u32s: Vec::new(),
-            indices: Vec::new(),
-            counts: vec![0; engine.config().n_kv_heads],
-            rows_full: 0,
-            recent_kept: Vec::new(),
-            nan_scores: 0,
-            elapsed: Duration::ZERO,
-        })
-    }
-
-    fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
-        let start = Instant::now();
-        let dispatch = self.engine.compute.dispatch;
-        let heads = 0..s.rows.n_kv_heads();
-        self.rows_full += heads.clone().map(|h| s.rows.len(h)).sum::<usize>();
-        match self.eviction {
-            None => s.cache.fill(dispatch, s.rows, |h| Kept::All(s.rows.len(h)), self.headroom),
-            Some(e) => {
-                self.select(&e, &s)?;
-                let capacity = s.rows.capacity();
-                let kept = |h: usize| {
-                    let from = h * capacity;
-                    Kept::Rows(self.indices[from..from + self.counts[h] as usize].to_vec())
-                };
-                s.cache.fill(dispatch, s.rows, kept, self.headroom);
-            }
-        }
-        self.elapsed += start.elapsed();
-        Ok(())
-    }
-
-    /// Fills `indices` and `counts` for one layer.
-    fn select(&mut self, e: &Eviction, s: &Staged<'_>) -> Result<(), Error> {
-        let c = self.engine.config();
-        let rows = s.rows.capacity() * c.n_kv_heads;
-        let shape = LayerShape { n_kv_heads: c.n_kv_heads, group: c.group(), head_dim: c.head_dim };
-        let starts: Vec<u32> = (0..c.n_kv_heads).map(|h| (h * s.rows.capacity()) as u32).collect();
-        let lens: Vec<u32> = (0..c.n_kv_heads).map(|h| s.rows.len(h) as u32).collect();
-        let size = e.policy.workspace_len(shape, rows).ok_or(core::Error::Overflow("workspace"))?;
-        self.f32s.resize(size.f32s, 0.0);
-        self.u32s.resize(size.u32s, 0);
-        self.indices.resize(rows, 0);
-        self.observer.record(&self.engine.compute, c, self.engine.decoder.rope(), s);
-        let view = LayerView {
-            shape,
-            starts: &starts,
-            lens: &lens,
-            keys: Rows::F32(s.rows.all_keys()),
-            values: Some(Rows::F32(s.rows.all_values())),
-            observation: self.observer.observation(),
-            scale: c.attention_scale,
-            layer: s.layer as u32,
-            n_layers: c.n_layers as u32,
-        };
-        let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
-        let keep = core::Keep { indices: &mut self.indices, counts: &mut self.counts };
-        let dispatch = core::Dispatch::detect();
-        let report = core::evict_layer(dispatch, &e.policy, self.budgets[s.layer], &view, workspace, keep)?;
-        self.recent_kept.push(report.recent_kept);
-        self.nan_scores += report.nan_scores;
-        Ok(())
     }
 }

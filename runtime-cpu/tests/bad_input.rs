@@ -108,7 +108,7 @@ fn prompts_and_budgets() {
 
 #[test]
 fn flags() {
-    let cases: [(&[&str], &[&str]); 25] = [
+    let cases: [(&[&str], &[&str]); 29] = [
         (&["--budgte", "3"], &["--budgte", "--budget"]),
         (&["--budget", "-1"], &["--budget", "-1"]),
         (&["--budget", "4294967296"], &["--budget", "4294967296"]),
@@ -132,6 +132,10 @@ fn flags() {
         (&["--method", "streaming", "--head-budget", "adaptive"], &["--head-budget", "streaming"]),
         (&["--budget", "9", "--alpha", "2"], &["--alpha 2", "--beta"]),
         (&["--budget", "9", "--alpha", "0", "--beta", "0"], &["--alpha 0", "--beta 0"]),
+        (&["--route", "no-such-route"], &["no-such-route", "No such file"]),
+        (&["--route", "a", "--method", "ecokv"], &["--route", "--method"]),
+        (&["--route", "a", "--window", "4"], &["--window", "route"]),
+        (&["--method", "sparsemm"], &["profile of head scores"]),
         (&["serve"], &["serve"]),
         (&["inspect"], &["<FILE>"]),
     ];

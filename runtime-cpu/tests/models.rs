@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ecokv::cache::{Kept, KvCache, KvType};
+use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
 use ecokv::image::RgbImage;
 use ecokv::model::{Decoder, Logits};
@@ -106,7 +106,8 @@ fn language_models_match_transformers() {
                     let error = relative(&sums[h * s.rows.capacity()..][..n], &want);
                     assert!(error < LM, "{name} layer {} head {h} attention: {error}", s.layer);
                 }
-                s.cache.fill(cx.dispatch, s.rows, |h| Kept::All(s.rows.len(h)), 8);
+                let rows = &*s.rows;
+                s.cache.fill(cx.dispatch, rows, |h| Kept::All(rows.len(h)), 8, &SlotRows::default());
                 Ok(())
             })
             .unwrap();
@@ -242,7 +243,7 @@ impl Replay<'_> {
         decoder.embed(self.ids, &mut x);
         let positions: Vec<u32> = (0..self.ids.len() as u32).collect();
         let logits = decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::Last, |s| {
-            s.cache.fill(cx.dispatch, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4);
+            s.cache.fill(cx.dispatch, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4, &SlotRows::default());
             Ok(())
         });
         let mut worst = relative(&logits.unwrap(), self.golden.get("prompt_last_logits"));
@@ -345,9 +346,60 @@ fn every_method_keeps_its_budget_and_decodes() {
         if method.name != "pyramidkv-reference" {
             assert_eq!(kept, 40 * n_heads, "{}", method.name);
         }
-        // Keys and values of 16 halves each and a position of 4 bytes.
-        assert_eq!(session.cache().bytes(), kept * (2 * 16 * 2 + 4), "{}", method.name);
+        // Keys and values of 16 halves each and a position of 4 bytes; a slot has a bias of 4 bytes too.
+        let slots = if method.name == "retentivekv" { 8 * n_heads } else { 0 };
+        assert_eq!(session.cache().bytes(), kept * (2 * 16 * 2 + 4) + 4 * slots, "{}", method.name);
         let logits = session.decode(300).unwrap();
         assert!(logits.iter().all(|l| l.is_finite()), "{}", method.name);
     }
+}
+
+#[test]
+fn a_route_of_one_method_is_that_method() {
+    let golden = Golden::load("evict_decode/none.safetensors");
+    let ids = golden.ids("input_ids");
+    let engine = engine("models/smollm2/model-f32.gguf", None, 2);
+    let eviction = |name: &str| {
+        let policy = methods::by_name(name).unwrap().policy;
+        Some(Eviction { policy, layer_budget: LayerBudget::Uniform, budget: 40 })
+    };
+    let run = |name: &str, route: Option<&str>| {
+        let mut session = Session::new(&engine, options(KvType::F16, eviction(name))).unwrap();
+        if let Some(text) = route {
+            session.set_route(text).unwrap();
+        }
+        session.prefill(&Prompt::tokens(&engine, ids.clone()).unwrap()).unwrap();
+        let logits = session.decode(300).unwrap().to_vec();
+        let lens: Vec<usize> = session.cache().layers().iter().map(|l| l.len(0)).collect();
+        (logits, lens)
+    };
+    let route = "ecokv-route 1\nlayers 2\nheads 2\n0 knorm\n1 knorm\n";
+    assert_eq!(run("ecokv", Some(route)), run("knorm", None));
+    let mixed = "ecokv-route 1\nlayers 2\nheads 2\n0 streaming 30\n1 h2o 50\n";
+    // And the decoded token.
+    assert_eq!(run("ecokv", Some(mixed)).1, [31, 51]);
+    let mut session = Session::new(&engine, options(KvType::F16, eviction("ecokv"))).unwrap();
+    let error = session.set_route("ecokv-route 1\nlayers 3\nheads 2\n").unwrap_err();
+    assert_eq!(error.to_string(), "route, line 2: made for a model with 3, this one has 2");
+}
+
+#[test]
+fn a_profile_shares_the_budget_between_heads() {
+    let golden = Golden::load("evict_decode/none.safetensors");
+    let engine = engine("models/smollm2/model-f32.gguf", None, 2);
+    let method = methods::by_name("sparsemm").unwrap();
+    let policy = method.policy.with_window(8);
+    let eviction = Some(Eviction { policy, layer_budget: LayerBudget::Uniform, budget: 28 });
+    let prompt = Prompt::tokens(&engine, golden.ids("input_ids")).unwrap();
+    let mut session = Session::new(&engine, options(KvType::F16, eviction)).unwrap();
+    let error = session.prefill(&prompt).unwrap_err();
+    assert!(error.to_string().contains("a profile of head scores"), "{error}");
+    session.set_head_profile(vec![4.0, 3.0, 2.0, 1.0]).unwrap();
+    session.prefill(&prompt).unwrap();
+    // 8 of the window and 2 even; the other 4 x 18 in proportion 4 : 3 : 2 : 1, which SparseMM's code rounds to 29, 22, 14
+    // and 7. Ours rounds the running sum, so that the total is always exact.
+    let kept = session.stats().kept.concat();
+    assert_eq!(kept.iter().sum::<usize>(), 4 * 28);
+    assert!(kept.iter().zip([39, 32, 24, 17]).all(|(&n, want)| n.abs_diff(want) <= 1), "{kept:?}");
+    assert!(session.set_head_profile(vec![1.0; 3]).is_err());
 }

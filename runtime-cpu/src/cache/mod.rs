@@ -4,4 +4,4 @@ mod staging;
 mod store;
 
 pub use staging::Staging;
-pub use store::{Kept, KvCache, KvType, LayerCache};
+pub use store::{Kept, KvCache, KvType, LayerCache, SlotRows};

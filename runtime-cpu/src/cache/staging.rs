@@ -120,6 +120,12 @@ impl Staging {
         self.positions[h * self.capacity + i]
     }
 
+    /// All keys and values, `[n_kv_heads][capacity][head_dim]`, to be changed after attention: its panels of keys are
+    /// not brought up to date.
+    pub fn rows_mut(&mut self) -> (&mut [f32], &mut [f32]) {
+        (&mut self.keys, &mut self.values)
+    }
+
     /// `[n_kv_heads][capacity][head_dim]`
     pub fn all_keys(&self) -> &[f32] {
         &self.keys

@@ -33,6 +33,31 @@ pub struct LayerCache {
     values: Buffer,
     /// `[rows]` The position that each key was rotated to.
     positions: Vec<u32>,
+    /// Rows at the start of each head that stand for many entries.
+    n_slots: usize,
+    /// `[n_kv_heads][n_slots]` Added to the logits of these rows.
+    slot_bias: Vec<f32>,
+}
+
+/// Rows that stand for many evicted entries each. Attention adds the logarithm of their mass to their logits.
+#[derive(Clone, Debug, Default)]
+pub struct SlotRows {
+    /// Slots per head.
+    pub n_slots: usize,
+    /// `[n_kv_heads][n_slots][head_dim]`
+    pub keys: Vec<f32>,
+    /// `[n_kv_heads][n_slots][head_dim]`
+    pub values: Vec<f32>,
+    /// `[n_kv_heads][n_slots]` Entries that a slot stands for; 0 is an empty slot.
+    pub mass: Vec<f32>,
+}
+
+impl SlotRows {
+    /// Empty slots.
+    pub fn new(n_kv_heads: usize, n_slots: usize, head_dim: usize) -> SlotRows {
+        let n = n_kv_heads * n_slots;
+        SlotRows { n_slots, keys: vec![0.0; n * head_dim], values: vec![0.0; n * head_dim], mass: vec![0.0; n] }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,7 +118,19 @@ impl LayerCache {
             keys: Buffer::new(kv_type, 0),
             values: Buffer::new(kv_type, 0),
             positions: Vec::new(),
+            n_slots: 0,
+            slot_bias: Vec::new(),
         }
+    }
+
+    /// Biases of the first rows of head `h`, to be added to their logits; empty without slots.
+    pub fn slot_bias(&self, h: usize) -> &[f32] {
+        &self.slot_bias[h * self.n_slots..(h + 1) * self.n_slots]
+    }
+
+    /// Whether some rows stand for many entries.
+    pub fn has_slots(&self) -> bool {
+        self.n_slots > 0
     }
 
     /// KV heads.
@@ -127,24 +164,43 @@ impl LayerCache {
     /// Bytes of the rows in use: keys, values and positions.
     pub fn bytes(&self) -> usize {
         let rows: usize = self.heads.iter().map(|h| h.len).sum();
-        rows * (2 * self.head_dim * self.keys.kv_type().bytes() + size_of::<u32>())
+        rows * (2 * self.head_dim * self.keys.kv_type().bytes() + size_of::<u32>()) + size_of_val(&self.slot_bias[..])
     }
 
-    /// Replaces all rows by those of `from` that `keep` names for each head, ascending, and leaves room for `headroom`
-    /// more rows per head.
-    pub fn fill(&mut self, dispatch: Dispatch, from: &Staging, keep: impl Fn(usize) -> Kept, headroom: usize) {
+    /// Replaces all rows by the slots, then those of `from` that `keep` names for each head, ascending; leaves room for
+    /// `headroom` more rows per head.
+    pub fn fill(
+        &mut self,
+        dispatch: Dispatch,
+        from: &Staging,
+        keep: impl Fn(usize) -> Kept,
+        headroom: usize,
+        slots: &SlotRows,
+    ) {
+        let n_slots = slots.n_slots;
         let kept: Vec<Kept> = (0..self.heads.len()).map(keep).collect();
         let mut start = 0;
         for (head, kept) in self.heads.iter_mut().zip(&kept) {
-            *head = Head { start, len: kept.len(), capacity: kept.len() + headroom };
+            let len = n_slots + kept.len();
+            *head = Head { start, len, capacity: len + headroom };
             start += head.capacity;
         }
+        self.n_slots = n_slots;
+        self.slot_bias = slots.mass.iter().map(|m| m.ln()).collect();
         let kv_type = self.keys.kv_type();
         self.keys = Buffer::new(kv_type, start * self.head_dim);
         self.values = Buffer::new(kv_type, start * self.head_dim);
         self.positions = vec![0; start];
+        let d = self.head_dim;
         for (h, kept) in kept.iter().enumerate() {
             let base = self.heads[h].start;
+            for (i, (k, v)) in slots.keys.chunks_exact(d).zip(slots.values.chunks_exact(d)).enumerate() {
+                if i / n_slots == h {
+                    self.keys.write(dispatch, (base + i % n_slots) * d, k);
+                    self.values.write(dispatch, (base + i % n_slots) * d, v);
+                }
+            }
+            let base = base + n_slots;
             for (to, i) in kept.iter().enumerate() {
                 let at = (base + to) * self.head_dim;
                 self.keys.write(dispatch, at, from.key(h, i));

@@ -108,6 +108,13 @@ pub struct MethodArgs {
     /// How the heads of a layer share its budget [default: the method's]
     #[arg(long, value_name = "SHARES", value_enum)]
     pub head_budget: Option<HeadArg>,
+    /// A method for every layer, from a file: first line "ecokv-route 1", then "layers N", "heads N" (KV heads) and a
+    /// line "LAYER METHOD [BUDGET]" for each layer
+    #[arg(long, value_name = "FILE", conflicts_with = "method")]
+    pub route: Option<PathBuf>,
+    /// Scores of the KV heads for method sparsemm: numbers, layer after layer
+    #[arg(long, value_name = "FILE")]
+    pub head_profile: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -173,6 +180,8 @@ impl MethodArgs {
             ("--beta", self.beta.is_some()),
             ("--layer-budget", self.layer_budget.is_some()),
             ("--head-budget", self.head_budget.is_some()),
+            ("--route", self.route.is_some()),
+            ("--head-profile", self.head_profile.is_some()),
         ];
         flags.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
     }

@@ -19,6 +19,9 @@ pub struct Choice {
 /// The one method that is not run as a policy: nothing is evicted at all.
 const FULL: &str = "full";
 
+/// What `--route` is called in reports.
+const ROUTE: &str = "route";
+
 /// Used with `--budget` alone.
 const DEFAULT_METHOD: &str = "ecokv";
 
@@ -34,6 +37,9 @@ const ADAPTIVE: HeadBudget = HeadBudget::Adaptive { floor: 0.2 };
 impl Choice {
     /// The method that the flags describe. A flag that the method does not use is an error.
     pub fn new(args: &MethodArgs, seed: u64) -> Result<Choice, Failure> {
+        if args.route.is_some() {
+            return routed(args);
+        }
         let default = if args.budget.is_some() { DEFAULT_METHOD } else { FULL };
         let name = args.method.as_deref().unwrap_or(default);
         let Some(method) = methods::by_name(name) else {
@@ -62,8 +68,22 @@ impl Choice {
     }
 }
 
+/// A route brings its own methods; the budget is that of the layers for which it names none.
+fn routed(args: &MethodArgs) -> Result<Choice, Failure> {
+    if let Some(flag) = args.given().into_iter().find(|f| !["--budget", "--route", "--head-profile"].contains(f)) {
+        return Err(unused(flag, ROUTE, "whose layers have their methods as they are"));
+    }
+    let method = methods::by_name(DEFAULT_METHOD).ok_or_else(|| Failure::Bug("no default method".into()))?;
+    let budget = args.budget.unwrap_or(DEFAULT_BUDGET);
+    let eviction = Eviction { policy: method.policy, layer_budget: LayerBudget::Uniform, budget };
+    Ok(Choice { name: ROUTE, eviction: Some(eviction) })
+}
+
 fn policy(method: &Method, args: &MethodArgs) -> Result<Policy, Failure> {
     let mut policy = method.policy;
+    if args.head_profile.is_some() && !policy.needs().head_budgets {
+        return Err(unused("--head-profile", method.name, "which does not share its budget by a profile"));
+    }
     if let Some(window) = args.window {
         if policy.needs().window_queries == 0 {
             let hint = "which observes no queries: --keep-recent protects the last entries";

@@ -1,14 +1,20 @@
 //! Prompt in, text out: prefill, eviction and the decode loop, with what there is to say about them.
 
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ecokv::image::RgbImage;
 use ecokv::tokenizer::Utf8Stream;
-use ecokv::{Engine, Prompt, Sampler, Session, SessionOptions, Stats};
+use ecokv::{Engine, Error, Prompt, Sampler, Session, SessionOptions, Stats};
 
 use super::args::RunArgs;
 use super::choice::Choice;
 use super::output::{Failure, Progress};
+
+/// A route or profile is not read beyond this.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
 
 /// A prompt that is ready to run, any number of times.
 pub struct Prepared {
@@ -65,6 +71,12 @@ pub fn generate(
     let options =
         SessionOptions { n_ctx, n_generate: args.n_predict, kv_type: args.kv_type(), eviction: choice.eviction };
     let mut session = Session::new(engine, options)?;
+    if let Some(path) = &args.method.route {
+        session.set_route(&read_text(path)?)?;
+    }
+    if let Some(path) = &args.method.head_profile {
+        session.set_head_profile(read_numbers(path)?)?;
+    }
     let mut sampler = Sampler::new(args.sampling());
     let n_prompt = prompt.n_tokens();
     progress.stage(&format!("reading {n_prompt} tokens"));
@@ -102,4 +114,19 @@ pub fn generate(
     on_text(piece)?;
     let image_tokens = prompt.n_image_tokens();
     Ok(Answer { text, tokens, end, prompt_tokens: n_prompt, image_tokens, stats: session.stats(), kv_bytes })
+}
+
+/// A small text file.
+fn read_text(path: &Path) -> Result<String, Failure> {
+    let io = |source| Failure::from(Error::Io { path: path.into(), source });
+    let mut text = String::new();
+    File::open(path).map_err(io)?.take(MAX_TEXT_BYTES).read_to_string(&mut text).map_err(io)?;
+    Ok(text)
+}
+
+fn read_numbers(path: &Path) -> Result<Vec<f32>, Failure> {
+    let number = |word: &str| {
+        word.parse().map_err(|_| Failure::Mendable(format!("{}: {word:?} is not a number", path.display())))
+    };
+    read_text(path)?.split_whitespace().map(number).collect()
 }

@@ -37,9 +37,12 @@ impl From<Error> for Failure {
         use ecokv_core::Error as Core;
         match e {
             // Another method, another budget or other parameters mend these; the runtime makes the rest.
-            Error::Evict(Core::BudgetTooSmall { .. } | Core::Config(_) | Core::MissingObservation(_)) => {
-                Failure::Mendable(e.to_string())
-            }
+            Error::Evict(
+                Core::BudgetTooSmall { .. }
+                | Core::Config(_)
+                | Core::MissingObservation(_)
+                | Core::LengthMismatch { what: "head scores", .. },
+            ) => Failure::Mendable(e.to_string()),
             Error::Evict(_) => Failure::Bug(e.to_string()),
             _ => Failure::Mendable(e.to_string()),
         }

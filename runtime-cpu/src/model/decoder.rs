@@ -49,7 +49,7 @@ pub struct Staged<'a> {
     /// Index of the layer.
     pub layer: usize,
     /// All rows of the layer: those cached before, then the prompt's.
-    pub rows: &'a Staging,
+    pub rows: &'a mut Staging,
     /// The prompt's queries after RoPE, `[n][n_heads][head_dim]`.
     pub q: &'a [f32],
     /// Positions of the prompt's tokens, `[n]`.
@@ -199,7 +199,7 @@ impl Decoder {
             let seen = &q[first * q_width..];
             attention::prefill(cx, seen, n - first, &staging, Mask::Causal, c.attention_scale, attn);
             let rows = cache.layer_mut(l);
-            finish(Staged { layer: l, rows: &staging, q: &q, positions, output: &layer.o, cache: rows })?;
+            finish(Staged { layer: l, rows: &mut staging, q: &q, positions, output: &layer.o, cache: rows })?;
             for from in (first..n).step_by(BLOCK) {
                 let to = n.min(from + BLOCK);
                 let attn = &attn[(from - first) * q_width..(to - first) * q_width];

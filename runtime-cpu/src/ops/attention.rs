@@ -180,6 +180,11 @@ pub fn decode(cx: &Compute, q: &[f32], layer: &LayerCache, scale: f32, scratch: 
         let scores = &mut scores[..group * len];
         let (keys, vals) = layer.rows(h, from, to);
         cx.dispatch.dot_rows(&q[h * group * d..(h + 1) * group * d], keys, d, len, scale, scores);
+        if from < layer.slot_bias(h).len() {
+            for scores in scores.chunks_exact_mut(len) {
+                scores.iter_mut().zip(&layer.slot_bias(h)[from..]).for_each(|(s, b)| *s += b);
+            }
+        }
         for g in 0..group {
             let (m, s) = cx.dispatch.exp_max_sum(&mut scores[g * len..(g + 1) * len], f32::NEG_INFINITY);
             stats[g] = m;

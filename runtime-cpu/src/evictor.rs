@@ -1,0 +1,204 @@
+//! Applies the eviction to each layer as soon as its attention is done.
+
+use std::time::{Duration, Instant};
+
+use ecokv_core::{self as core, Evicted, HeadBudget, LayerMut, LayerShape, LayerView, Policy, RouteLayer, Rows, tag};
+
+use crate::Error;
+use crate::cache::{Kept, SlotRows, Staging};
+use crate::engine::Engine;
+use crate::model::Staged;
+use crate::observe::Observer;
+use crate::session::SessionOptions;
+
+/// SparseMM's share of the budget that every head gets, whatever its score.
+const EVEN_SHARE: f32 = 0.1;
+
+/// What a session was asked to evict.
+pub(crate) struct Plan<'a> {
+    pub options: &'a SessionOptions,
+    /// `[n_layers]`, or empty.
+    pub route: &'a [RouteLayer],
+    /// `[n_layers][n_kv_heads]`, or empty.
+    pub head_scores: &'a [f32],
+}
+
+/// One eviction of a prompt, layer after layer.
+pub(crate) struct Evictor<'a> {
+    engine: &'a Engine,
+    headroom: usize,
+    /// Policy and budget of each layer; empty if everything is kept.
+    layers: Vec<(Policy, u32)>,
+    /// `[n_layers][n_kv_heads]`, or empty.
+    head_budgets: Vec<u32>,
+    /// Whether each position comes from an image.
+    images: &'a [bool],
+    observer: Observer,
+    f32s: Vec<f32>,
+    u32s: Vec<u32>,
+    indices: Vec<u32>,
+    counts: Vec<u32>,
+    tags: Vec<u8>,
+    slots: SlotRows,
+    /// Rows before the eviction.
+    pub rows_full: usize,
+    /// Entries protected at the end of each head, `[n_layers]`.
+    pub recent_kept: Vec<u32>,
+    /// Scores that were NaN.
+    pub nan_scores: u32,
+    /// Time spent.
+    pub elapsed: Duration,
+}
+
+impl<'a> Evictor<'a> {
+    /// For a prompt that ends where `images` ends.
+    pub fn new(engine: &'a Engine, plan: Plan<'_>, images: &'a [bool]) -> Result<Evictor<'a>, Error> {
+        let (c, seq_len) = (engine.config(), images.len());
+        let mut layers = Vec::new();
+        let mut head_budgets = Vec::new();
+        if let Some(e) = &plan.options.eviction {
+            let window = e.policy.protect.recent.entries();
+            let mut budgets = vec![0; c.n_layers];
+            e.layer_budget.allocate(e.budget, window, seq_len as u32, &mut budgets)?;
+            layers = budgets.into_iter().map(|budget| (e.policy, budget)).collect();
+            for (layer, r) in layers.iter_mut().zip(plan.route) {
+                *layer = (r.method.policy, r.budget.unwrap_or(e.budget));
+            }
+            if layers.iter().any(|(p, _)| p.head_budget == HeadBudget::Table) {
+                head_budgets = vec![0; c.n_layers * c.n_kv_heads];
+                if plan.head_scores.is_empty() {
+                    return Err(core::Error::MissingObservation("a profile of head scores").into());
+                }
+                core::from_profile(plan.head_scores, e.budget, window, EVEN_SHARE, &mut head_budgets)?;
+            }
+        }
+        Ok(Evictor {
+            engine,
+            headroom: plan.options.n_generate.min(plan.options.n_ctx.saturating_sub(seq_len)),
+            layers,
+            head_budgets,
+            images,
+            observer: Observer::default(),
+            f32s: Vec::new(),
+            u32s: Vec::new(),
+            indices: Vec::new(),
+            counts: vec![0; c.n_kv_heads],
+            tags: Vec::new(),
+            slots: SlotRows::default(),
+            rows_full: 0,
+            recent_kept: Vec::new(),
+            nan_scores: 0,
+            elapsed: Duration::ZERO,
+        })
+    }
+
+    /// Fills the cache of one layer with what stays of its rows.
+    pub fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
+        let start = Instant::now();
+        let dispatch = self.engine.compute.dispatch;
+        self.rows_full += (0..s.rows.n_kv_heads()).map(|h| s.rows.len(h)).sum::<usize>();
+        match self.layers.get(s.layer).copied() {
+            None => {
+                let rows = &*s.rows;
+                s.cache.fill(dispatch, rows, |h| Kept::All(rows.len(h)), self.headroom, &SlotRows::default());
+            }
+            Some((policy, budget)) => {
+                self.select(&policy, budget, &s)?;
+                if let Evicted::Merge(rule) = policy.evicted {
+                    self.merge(rule, s.rows)?;
+                }
+                let capacity = s.rows.capacity();
+                let kept = |h: usize| Kept::Rows(self.indices[h * capacity..][..self.counts[h] as usize].to_vec());
+                s.cache.fill(dispatch, s.rows, kept, self.headroom, &self.slots);
+            }
+        }
+        self.elapsed += start.elapsed();
+        Ok(())
+    }
+
+    /// Fills `indices`, `counts` and `slots` for one layer.
+    fn select(&mut self, policy: &Policy, budget: u32, s: &Staged<'_>) -> Result<(), Error> {
+        let c = self.engine.config();
+        let (starts, lens) = ranges(s.rows);
+        let rows = s.rows.capacity() * c.n_kv_heads;
+        let shape = self.shape();
+        let size = policy.workspace_len(shape, rows).ok_or(core::Error::Overflow("workspace"))?;
+        self.f32s.resize(size.f32s, 0.0);
+        self.u32s.resize(size.u32s, 0);
+        self.indices.resize(rows, 0);
+        self.tag_images(s.rows);
+        let rope = self.engine.decoder.rope();
+        self.observer.record(&self.engine.compute, policy, c, rope, s);
+        let mut observation = self.observer.observation();
+        observation.tags = &self.tags;
+        if !self.head_budgets.is_empty() {
+            observation.head_budgets = &self.head_budgets[s.layer * c.n_kv_heads..][..c.n_kv_heads];
+        }
+        let view = LayerView {
+            shape,
+            starts: &starts,
+            lens: &lens,
+            keys: Rows::F32(s.rows.all_keys()),
+            values: Some(Rows::F32(s.rows.all_values())),
+            observation,
+            scale: c.attention_scale,
+            layer: s.layer as u32,
+            n_layers: c.n_layers as u32,
+        };
+        let dispatch = core::Dispatch::detect();
+        let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
+        let keep = core::Keep { indices: &mut self.indices, counts: &mut self.counts };
+        let report = core::evict_layer(dispatch, policy, budget, &view, workspace, keep)?;
+        self.recent_kept.push(report.recent_kept);
+        self.nan_scores += report.nan_scores;
+        let fits = lens.iter().zip(&self.counts).all(|(len, count)| len == count);
+        self.slots = SlotRows::default();
+        if let (Evicted::Retain(retain), false) = (policy.evicted, fits) {
+            self.slots = SlotRows::new(c.n_kv_heads, retain.slots as usize, c.head_dim);
+            let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
+            let kept = core::Kept { indices: &self.indices, counts: &self.counts };
+            let SlotRows { keys, values, mass, .. } = &mut self.slots;
+            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, core::Slots { keys, values, mass })?;
+        }
+        Ok(())
+    }
+
+    /// Merges what is evicted into what is kept.
+    fn merge(&mut self, rule: core::Merge, rows: &mut Staging) -> Result<(), Error> {
+        let shape = self.shape();
+        let n_rows = rows.capacity() * shape.n_kv_heads;
+        let size = core::merge_workspace_len(shape, n_rows).ok_or(core::Error::Overflow("workspace"))?;
+        self.f32s.resize(size.f32s, 0.0);
+        self.u32s.resize(size.u32s, 0);
+        let (starts, lens) = ranges(rows);
+        let (keys, values) = rows.rows_mut();
+        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [] };
+        let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
+        let kept = core::Kept { indices: &self.indices, counts: &self.counts };
+        Ok(core::merge_layer(core::Dispatch::detect(), rule, layer, kept, workspace)?)
+    }
+
+    fn tag_images(&mut self, rows: &Staging) {
+        let capacity = rows.capacity();
+        self.tags.clear();
+        self.tags.resize(rows.n_kv_heads() * capacity, 0);
+        for (h, tags) in self.tags.chunks_exact_mut(capacity).enumerate() {
+            for (i, t) in tags.iter_mut().enumerate().take(rows.len(h)) {
+                if self.images.get(rows.position(h, i) as usize) == Some(&true) {
+                    *t = tag::IMAGE;
+                }
+            }
+        }
+    }
+
+    fn shape(&self) -> LayerShape {
+        let c = self.engine.config();
+        LayerShape { n_kv_heads: c.n_kv_heads, group: c.group(), head_dim: c.head_dim }
+    }
+}
+
+/// First row and number of rows of each head.
+fn ranges(rows: &Staging) -> (Vec<u32>, Vec<u32>) {
+    let heads = 0..rows.n_kv_heads();
+    (heads.clone().map(|h| (h * rows.capacity()) as u32).collect(), heads.map(|h| rows.len(h) as u32).collect())
+}
