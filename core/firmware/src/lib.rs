@@ -6,8 +6,8 @@
 use core::fmt::{self, Write};
 
 use ecokv_core::{
-    Dispatch, Error, Importance, Keep, LayerShape, LayerView, Observation, Rows, Workspace, evict_layer, expected,
-    methods, score_layer, tag,
+    Dispatch, Error, Evicted, Importance, Keep, Kept, LayerMut, LayerShape, LayerView, Observation, Rows, Slots,
+    Workspace, evict_layer, expected, merge_layer, methods, retain_layer, score_layer, tag,
 };
 use half::{bf16, f16};
 
@@ -23,6 +23,8 @@ const BLOCK: usize = 34;
 /// Not a multiple of any vector.
 const ODD_DIM: usize = 19;
 const N_QUERIES: usize = 32;
+/// Most slots of a head.
+const SLOTS: usize = 8;
 const N_LAYERS: u32 = 8;
 const BUDGET: u32 = 48;
 
@@ -41,7 +43,7 @@ impl From<fmt::Error> for Stop {
     }
 }
 
-/// Writes what every method keeps and how it scores, for every storage format and shape.
+/// Writes what every method keeps, how it scores and what becomes of the rest, for every storage format and shape.
 pub fn report(d: Dispatch, out: &mut impl Write) -> Result<(), Stop> {
     let layer = Layer::new();
     let halves = layer.keys.map(f16::from_f32);
@@ -110,7 +112,7 @@ fn one(
         n_layers: N_LAYERS,
     };
     let refused = |error| Stop::Method("", error);
-    let (mut f32s, mut u32s) = ([0.0; 1 << 14], [0; 1 << 11]);
+    let (mut f32s, mut u32s) = ([0.0; 1 << 15], [0; 1 << 11]);
 
     let (mut indices, mut counts) = ([0; ROWS], [0; N_KV_HEADS]);
     let keep = Keep { indices: &mut indices, counts: &mut counts };
@@ -125,6 +127,37 @@ fn one(
     writeln!(out, " scores {:016x} recent {} nan {nan}", hash(&scores), done.recent_kept)?;
     for (&start, &count) in starts.iter().zip(&counts) {
         writeln!(out, "  {:?}", &indices[start as usize..][..count as usize])?;
+    }
+
+    let kept = Kept { indices: &indices, counts: &counts };
+    let workspace = Workspace { f32s: &mut f32s, u32s: &mut u32s };
+    match method.policy.evicted {
+        Evicted::Drop => {}
+        Evicted::Retain(retain) => {
+            let n = N_KV_HEADS * (retain.slots as usize).min(SLOTS);
+            let (mut keys, mut values) = ([0.0; N_KV_HEADS * SLOTS * DIM], [0.0; N_KV_HEADS * SLOTS * DIM]);
+            let mut mass = [0.0; N_KV_HEADS * SLOTS];
+            let slots =
+                Slots { keys: &mut keys[..n * head_dim], values: &mut values[..n * head_dim], mass: &mut mass[..n] };
+            retain_layer(d, &method.policy, BUDGET, &view, workspace, kept, slots).map_err(refused)?;
+            writeln!(out, "  slots {:016x}", hash(keys.iter().chain(&values).chain(&mass)))?;
+        }
+        Evicted::Merge(merge) => {
+            let Rows::F32(rows) = view.keys else { return Ok(()) }; // merging rewrites f32 rows
+            let (mut keys, mut values, mut counts) = ([0.0; ROWS * DIM], layer.values, [1.0; ROWS]);
+            let keys = &mut keys[..rows.len()];
+            keys.copy_from_slice(rows);
+            let layer = LayerMut {
+                shape: view.shape,
+                starts: &starts,
+                lens: &lens,
+                keys,
+                values: &mut values[..ROWS * head_dim],
+                counts: &mut counts,
+            };
+            merge_layer(d, merge, layer, kept, workspace).map_err(refused)?;
+            writeln!(out, "  merged {:016x}", hash(keys.iter().chain(&values).chain(&counts)))?;
+        }
     }
     Ok(())
 }
