@@ -11,7 +11,11 @@ use crate::{Error, expected, kernels};
 pub(crate) fn fill(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
     let raw = head.of_mut(parts.scores);
     match a.queries {
-        Queries::Last(w) => received(job, head, w as usize, parts.temp, parts.tile, raw),
+        Queries::Last(w) => {
+            let from = head.start.saturating_mul(job.policy.tile_queries());
+            let window = parts.window.get_mut(from..).unwrap_or_default();
+            received(job, head, w as usize, parts.temp, parts.tile, window, raw);
+        }
         Queries::Peak(w) => peaks(job, head, w as usize, parts.temp, parts.tile, raw),
         Queries::All { per_visible } => sums(job, head, per_visible, raw),
         Queries::Expected { covariance } => {
@@ -58,13 +62,24 @@ fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
 }
 
 /// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
-/// the group: softmax over all keys of the head, causal inside the window.
-fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &mut [f32], out: &mut [f32]) {
+/// the group: softmax over all keys of the head, causal inside the window. `each` receives the mean over the group of
+/// every query, `[queries][len]`, if it is not empty.
+pub(crate) fn received(
+    job: &Job<'_>,
+    head: Head,
+    window: usize,
+    temp: &mut [f32],
+    tile: &mut [f32],
+    each: &mut [f32],
+    out: &mut [f32],
+) {
     let (view, n) = (job.view, head.len);
     let d = view.shape.head_dim;
     let recorded = view.observation.n_queries;
     let w = window.min(recorded).min(n);
     out.fill(0.0);
+    let each = each.get_mut(..w.saturating_mul(n)).unwrap_or_default();
+    each.fill(0.0);
     // Query `t` of the window is the recorded query `first + t`, and sees the entries up to `n - w + t`.
     let first = recorded.saturating_sub(w);
     for q in (0..view.shape.group).map(|g| head.index.saturating_mul(view.shape.group).saturating_add(g)) {
@@ -83,6 +98,9 @@ fn received(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &m
                 let (_, max) = kernels::min_max(job.d, logits);
                 let sum = kernels::exp_sum(job.d, max, logits);
                 kernels::axpy(job.d, 1.0 / sum, logits, out);
+                if let Some(each) = each.chunks_exact_mut(n.max(1)).nth(t.saturating_add(b)) {
+                    kernels::axpy(job.d, 1.0 / (sum * float(view.shape.group)), logits, each);
+                }
             }
             t = t.saturating_add(block);
         }
@@ -125,7 +143,7 @@ fn peaks(job: &Job<'_>, head: Head, window: usize, temp: &mut [f32], tile: &mut 
     }
 }
 
-fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
+pub(crate) fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
     let (width, edge) = match pool {
         Pool::None => return copy(x, out),
         Pool::Mean { width, edge } => (width as usize, Some(edge)),

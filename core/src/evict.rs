@@ -6,8 +6,8 @@ use crate::select::{Cut, PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;
 use crate::{
-    Attention, Diversity, Error, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference, ValueNorm,
-    Workspace, score, tag,
+    Attention, Diversity, Error, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference, Similarity,
+    ValueNorm, Workspace, mmr, score, tag,
 };
 
 /// Where the kept entries are written.
@@ -69,6 +69,9 @@ pub fn evict_layer(
         secure(&job, first_stage, parts.signal, out.counts, parts.keys);
     }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
+        if let Diversity::Mmr(m) = p.diversity {
+            mmr::select(&job, head, m, count as usize, &mut parts);
+        }
         let keys = head.of(parts.keys);
         let mut cut = Cut::top(keys.iter().copied(), count as usize);
         let kept = (0u32..).zip(keys).filter(|&(_, &key)| cut.take(key));
@@ -214,6 +217,17 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     }
     if let Diversity::Geometry(Geometry { reference: Reference::Window(0), .. }) = p.diversity {
         return Err(Error::Config("a window of keys needs at least one"));
+    }
+    if let Diversity::Mmr(m) = p.diversity {
+        let window = matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), .. }));
+        if !window || !matches!(p.mix, Mix::Importance) {
+            return Err(Error::Config("a choice one by one starts from the attention of a window, unmixed"));
+        }
+        let nearest = matches!(m.similarity, Similarity::NearestKey | Similarity::NearestAttention);
+        let lambda = m.redundancy.at(view.layer, view.n_layers);
+        if m.lazy && (!nearest || lambda > 0.0 || lambda.is_nan()) {
+            return Err(Error::Config("a lazy choice needs a negative weight and a similarity of the nearest"));
+        }
     }
     if !matches!(p.mix, Mix::Importance) && matches!(p.diversity, Diversity::None) {
         return Err(Error::Config("the mix weighs a diversity the policy does not have"));

@@ -62,6 +62,7 @@ mod kernels;
 mod lag;
 mod math;
 pub mod methods;
+mod mmr;
 mod policy;
 mod repetition;
 mod score;
@@ -76,8 +77,8 @@ pub use heads::{HeadBudget, from_profile};
 pub use kernels::Dispatch;
 pub use methods::Method;
 pub use policy::{
-    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Needs, Norm, Policy, Pool, Protect,
-    Queries, Recent, Redundancy, Reference, Scaling, ValueNorm,
+    Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Mmr, Needs, Norm, Policy, Pool,
+    Protect, Queries, Recent, Redundancy, Reference, Scaling, Similarity, ValueNorm, sinh_weight,
 };
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

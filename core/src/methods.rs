@@ -1,8 +1,8 @@
 //! The methods by name. Each is a [`Policy`] and a [`LayerBudget`]; nothing else distinguishes them.
 
 use crate::policy::{
-    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Norm, Pool, Protect, Queries, Recent,
-    Reference, ValueNorm,
+    Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mix, Mmr, Norm, Pool, Protect, Queries, Recent,
+    Reference, Similarity, ValueNorm,
 };
 use crate::{HeadBudget, LayerBudget, Policy};
 
@@ -259,6 +259,25 @@ pub const ALL: &[Method] = &[
         source: "ECOKV; defined here from its abstract, figures and tables, as no method text or code is public",
         proof: "reconstruction",
         policy: Policy { diversity: Diversity::Geometry(Geometry::new(0.5, 0.5)), ..MIXKV }.with_window(8),
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
+        name: "mmr",
+        summary: "snapkv, one by one, each entry penalised by its cosine with the nearest chosen key",
+        source: "unified maximal-marginal-relevance score; defined here from its abstract, weights 0 and -0.5",
+        proof: "reconstruction",
+        policy: Policy {
+            diversity: Diversity::Mmr(Mmr {
+                dispersion: Depth::Constant(0.0),
+                redundancy: Depth::Constant(-0.5),
+                similarity: Similarity::NearestKey,
+                mean_match: true,
+                pool_dispersion: false,
+                seed_protected: false,
+                lazy: false,
+            }),
+            ..SNAPKV
+        },
         layer_budget: LayerBudget::Uniform,
     },
 ];

@@ -150,6 +150,8 @@ pub enum Diversity {
     None,
     /// Distance of each key from the middle of its head's keys.
     Geometry(Geometry),
+    /// Unlike what was kept already: entries are chosen one by one. The mix must be [`Mix::Importance`].
+    Mmr(Mmr),
     /// How little each key repeats others (R-KV): minus the softmax over the head's entries of the mean cosine with all
     /// of them, where each entry spares the newest one more similar to it than `threshold`. `O(len^2 head_dim)`.
     Repetition {
@@ -189,6 +191,42 @@ impl Geometry {
             redundancy: Redundancy::MeanOfRange,
         }
     }
+}
+
+/// Choosing one by one by maximal marginal relevance: the next entry is the one with the greatest
+/// `importance_i + lambda_1 sigma_i + lambda_2 corr(i, S)`, `sigma` being the standard deviation of the attention the
+/// entry receives over the window's queries, and `S` what was chosen before. `lambda_2 < 0` avoids repetition.
+/// `O(count len head_dim)` per head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mmr {
+    /// `lambda_1`.
+    pub dispersion: Depth,
+    /// `lambda_2`.
+    pub redundancy: Depth,
+    /// `corr`; 0 for an empty `S`.
+    pub similarity: Similarity,
+    /// Divides importance and `sigma` by the mean attention, which makes the weights numbers around 1.
+    pub mean_match: bool,
+    /// Smooths `sigma` like the attention.
+    pub pool_dispersion: bool,
+    /// Whether the protected entries are in `S` from the start.
+    pub seed_protected: bool,
+    /// Updates an entry only when it could be next. Same result, allowed where an entry can only get worse as `S` grows:
+    /// `lambda_2 <= 0` and a similarity of the nearest.
+    pub lazy: bool,
+}
+
+/// How alike an entry and a set are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Similarity {
+    /// Cosine with the nearest key.
+    NearestKey,
+    /// Mean cosine with the keys.
+    MeanKey,
+    /// Correlation over the window's queries with the entry whose attention is most alike.
+    NearestAttention,
+    /// Mean of that correlation.
+    MeanAttention,
 }
 
 /// How two scaled metrics `e` and `c` combine.
@@ -274,9 +312,18 @@ pub enum Depth {
         /// Value in the last layer.
         last: f32,
     },
+    /// One value for each third of the layers, bottom first.
+    ThreeSegment([f32; 3]),
+    /// `c0 + c1 u + c2 u^2` with `u = 2 x - 1`.
+    Quadratic([f32; 3]),
 }
 
 impl Depth {
+    /// The quadratic with these values in the first layer, the middle and the last layer.
+    pub const fn quadratic_through(first: f32, middle: f32, last: f32) -> Self {
+        Self::Quadratic([middle, (last - first) / 2.0, (last + first) / 2.0 - middle])
+    }
+
     /// The value in `layer` of a model with `n_layers`.
     #[allow(clippy::cast_precision_loss)]
     pub fn at(self, layer: u32, n_layers: u32) -> f32 {
@@ -285,8 +332,27 @@ impl Depth {
         match self {
             Self::Constant(c) => c,
             Self::Linear { first, last } => first + (last - first) * x,
+            Self::ThreeSegment([bottom, middle, top]) => {
+                let (layer, n) = (u64::from(layer), u64::from(n_layers));
+                if layer < n.div_ceil(3) {
+                    bottom
+                } else if layer < n.saturating_mul(2).div_ceil(3) {
+                    middle
+                } else {
+                    top
+                }
+            }
+            Self::Quadratic([c0, c1, c2]) => {
+                let u = 2.0 * x - 1.0;
+                c0 + c1 * u + c2 * u * u
+            }
         }
     }
+}
+
+/// `scale * sinh(theta)`: a weight to search for that is linear near 0 and logarithmic far from it, with either sign.
+pub fn sinh_weight(theta: f32, scale: f32) -> f32 {
+    scale * libm::sinhf(theta)
 }
 
 /// What is kept whatever its score. Protected entries count against the budget. Entries tagged
@@ -381,6 +447,14 @@ impl Policy {
         needs
     }
 
+    /// Queries whose attention is kept one by one, because the policy looks at more than their mean.
+    pub(crate) const fn tile_queries(&self) -> usize {
+        let Diversity::Mmr(m) = self.diversity else { return 0 };
+        let correlates = matches!(m.similarity, Similarity::NearestAttention | Similarity::MeanAttention);
+        let disperses = !matches!(m.dispersion, Depth::Constant(0.0));
+        if correlates || disperses { self.needs().window_queries } else { 0 }
+    }
+
     /// Observes with `w` queries (where the method observes a window) and keeps the last `w` entries, shrinking where
     /// the budget is smaller: see [`Recent::Window`].
     #[must_use]
@@ -421,7 +495,7 @@ impl Policy {
                 self.diversity = Diversity::Geometry(g);
                 Some(self)
             }
-            Diversity::None | Diversity::Repetition { .. } => None,
+            Diversity::None | Diversity::Repetition { .. } | Diversity::Mmr(_) => None,
         }
     }
 

@@ -4,7 +4,7 @@ use crate::evict::Job;
 use crate::math::{EPS, copy, float, ratio, sqrt};
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Depth, Diversity, Importance, Mix, Scaling, attention, geometry, importance, kernels, repetition};
+use crate::{Depth, Diversity, Importance, Mix, Scaling, attention, geometry, importance, kernels, mmr, repetition};
 
 /// Writes the score of every candidate into `parts.scores` and, where the policy observes attention, the attention it
 /// received into `parts.signal`. Entries past the candidates get 0.
@@ -21,9 +21,12 @@ pub(crate) fn fill(job: &Job<'_>, parts: &mut Parts<'_>) {
     for head in job.view.heads() {
         let m = job.candidates(head);
         importance::fill(job, head, parts);
+        if let (Diversity::Mmr(m), Importance::Attention(a)) = (job.policy.diversity, job.policy.importance) {
+            mmr::base(job, head, m, a, parts);
+        }
         if !matches!(job.policy.mix, Mix::Importance) {
             match job.policy.diversity {
-                Diversity::None => {}
+                Diversity::None | Diversity::Mmr(_) => {}
                 Diversity::Geometry(g) => {
                     let redundancy = geometry::fill(job, head, g, widest, parts);
                     blend(job, head, redundancy, g.scaling, parts);

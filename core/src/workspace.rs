@@ -1,7 +1,7 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
 use crate::kernels::TILE_ROWS;
-use crate::{Diversity, Error, Importance, LayerShape, Policy};
+use crate::{Diversity, Error, Importance, LayerShape, Mmr, Policy};
 
 /// Elements of the two workspace slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
     pub const fn workspace_len(&self, shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
         match Parts::lens(self, shape, rows) {
-            Some(lens) => Some(WorkspaceLen { f32s: lens.f32s, u32s: rows }),
+            Some(lens) => Some(WorkspaceLen { f32s: lens.f32s, u32s: lens.u32s }),
             None => None,
         }
     }
@@ -49,8 +49,14 @@ pub(crate) struct Parts<'a> {
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
     pub direction: &'a mut [f32],
+    /// Attention of each query of the window, averaged over the group; head `h` has `[queries][lens[h]]` from
+    /// `starts[h] * queries` on. Empty if the policy has no use for it.
+    pub window: &'a mut [f32],
     /// Selection keys, `[rows]`.
     pub keys: &'a mut [u32],
+    /// Bookkeeping of a lazy choice, `[rows]` each; empty elsewhere.
+    pub order: &'a mut [u32],
+    pub seen: &'a mut [u32],
 }
 
 struct Lens {
@@ -60,7 +66,10 @@ struct Lens {
     tile: usize,
     matrix: usize,
     vector: usize,
+    window: usize,
+    lazy: usize,
     f32s: usize,
+    u32s: usize,
 }
 
 impl<'a> Parts<'a> {
@@ -78,8 +87,12 @@ impl<'a> Parts<'a> {
         let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
         let matrix = take(lens.matrix)?;
         let vectors = (take(lens.vector)?, take(lens.vector)?);
+        let window = take(lens.window)?;
         let got = w.u32s.len();
-        let keys = w.u32s.get_mut(..rows).ok_or(short("u32s", rows, got))?;
+        let split = |x: &'a mut [u32], n| x.split_at_mut_checked(n).ok_or(short("u32s", lens.u32s, got));
+        let (keys, rest) = split(w.u32s, rows)?;
+        let (order, rest) = split(rest, lens.lazy)?;
+        let (seen, _) = split(rest, lens.lazy)?;
         Ok(Self {
             scores: parts.0,
             signal: parts.1,
@@ -88,7 +101,10 @@ impl<'a> Parts<'a> {
             matrix,
             mean: vectors.0,
             direction: vectors.1,
+            window,
             keys,
+            order,
+            seen,
         })
     }
 
@@ -108,9 +124,17 @@ impl<'a> Parts<'a> {
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
         let matrix = if p.needs().query_covariance { tile } else { 0 };
+        let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
+        let lazy = if matches!(p.diversity, Diversity::Mmr(Mmr { lazy: true, .. })) { rows } else { 0 };
+        let Some(Some(u32s)) = (match lazy.checked_mul(2) {
+            Some(lazy) => Some(lazy.checked_add(rows)),
+            None => None,
+        }) else {
+            return None;
+        };
         let mut f32s = rows;
         let mut i = 0;
-        let parts = [signal, temp, tile, matrix, vector, vector];
+        let parts = [signal, temp, tile, matrix, vector, vector, window];
         while i < parts.len() {
             #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
             let part = parts[i];
@@ -123,6 +147,6 @@ impl<'a> Parts<'a> {
                 i += 1;
             }
         }
-        Some(Lens { rows, signal, temp, tile, matrix, vector, f32s })
+        Some(Lens { rows, signal, temp, tile, matrix, vector, window, lazy, f32s, u32s })
     }
 }

@@ -80,7 +80,7 @@ fn policies() -> impl Strategy<Value = Policy> {
             .prop_map(|(f, normalise)| HeadBudget::AdaptivePaper { floor: f as f32 / 10.0, normalise }),
         (0..=10u32).prop_map(|f| HeadBudget::Adaptive { floor: f as f32 / 10.0 })
     ];
-    (importances(), diversities(), 0..4u32, recent, heads).prop_map(
+    let static_ones = (importances(), diversities(), 0..4u32, recent.clone(), heads.clone()).prop_map(
         |(importance, (diversity, mix), sinks, recent, head_budget)| Policy {
             importance,
             diversity,
@@ -88,6 +88,35 @@ fn policies() -> impl Strategy<Value = Policy> {
             protect: Protect { sinks, recent },
             head_budget,
             evicted: Evicted::Drop,
+        },
+    );
+    let one_by_one =
+        (mmrs(), 1..20u32, 0..4u32, recent, heads).prop_map(|(mmr, window, sinks, recent, head_budget)| {
+            let p = policy("mmr").with_window(window).with_head_budget(head_budget);
+            Policy { diversity: Diversity::Mmr(mmr), protect: Protect { sinks, recent }, ..p }
+        });
+    prop_oneof![6 => static_ones, 1 => one_by_one]
+}
+
+fn mmrs() -> impl Strategy<Value = Mmr> {
+    let similarity = prop_oneof![
+        Just(Similarity::NearestKey),
+        Just(Similarity::MeanKey),
+        Just(Similarity::NearestAttention),
+        Just(Similarity::MeanAttention),
+    ];
+    (similarity, prop_oneof![Just(0.0f32), Just(0.7)], -2.0..2.0f32, any::<[bool; 4]>()).prop_map(
+        |(similarity, dispersion, redundancy, [mean_match, pool_dispersion, seed_protected, lazy])| {
+            let nearest = matches!(similarity, Similarity::NearestKey | Similarity::NearestAttention);
+            Mmr {
+                dispersion: Depth::Constant(dispersion),
+                redundancy: Depth::Constant(redundancy),
+                similarity,
+                mean_match,
+                pool_dispersion,
+                seed_protected,
+                lazy: lazy && nearest && redundancy <= 0.0,
+            }
         },
     )
 }
@@ -178,6 +207,7 @@ proptest! {
     /// The kept set is the top set of the scores.
     #[test]
     fn kept_is_the_top_of_the_scores(p in policies(), l in layers(), budget in 1..70u32) {
+        prop_assume!(!matches!(p.diversity, Diversity::Mmr(_)));
         let Ok((kept, _)) = evict_view(Dispatch::detect(), &p, budget, &l.view()) else { return Ok(()) };
         let scores = scores(&p, budget, &l);
         for (h, kept) in kept.iter().enumerate() {

@@ -248,3 +248,59 @@ pub fn adakv_paper(heads: &[Vec<f64>], base: usize, floor: f64, normalise: bool)
     let even = (base as f64 * floor).floor();
     won.iter().map(|&c| (c as f64 * (1.0 - floor) + even).round_ties_even() as usize).collect()
 }
+
+/// Attention of every window query on every entry, averaged over the group, `[queries][entries]`.
+pub fn window(l: &Layer, h: usize, w: usize) -> Vec<Vec<f64>> {
+    let heads: Vec<_> = (0..l.group).map(|g| attention(l, h * l.group + g, w)).collect();
+    (0..heads[0].len())
+        .map(|t| (0..heads[0][t].len()).map(|i| heads.iter().map(|a| a[t][i]).sum::<f64>() / l.group as f64).collect())
+        .collect()
+}
+
+/// Similarity of two entries, by key or by attention.
+pub fn similarity(l: &Layer, h: usize, w: usize, by_attention: bool) -> impl Fn(usize, usize) -> f64 {
+    let vectors: Vec<Vec<f64>> = if by_attention {
+        let rows = window(l, h, w);
+        (0..rows[0].len())
+            .map(|i| {
+                let column: Vec<f64> = rows.iter().map(|r| r[i]).collect();
+                let m = mean(&column);
+                column.iter().map(|x| x - m).collect()
+            })
+            .collect()
+    } else {
+        keys(l, h)
+    };
+    move |i, j| dot(&vectors[i], &vectors[j]) / (norm(&vectors[i]) * norm(&vectors[j]))
+}
+
+/// Greedy choice of `count` of the first `base.len()` entries by `base_i + lambda corr(i, S)`; returns the choices in
+/// order, and for each how far the runner-up was.
+pub fn greedy(
+    base: &[f64],
+    lambda: f64,
+    count: usize,
+    seed: &[usize],
+    nearest: bool,
+    similar: impl Fn(usize, usize) -> f64,
+) -> (Vec<usize>, Vec<f64>) {
+    let (mut chosen, mut margins, mut set) = (Vec::new(), Vec::new(), seed.to_vec());
+    for _ in 0..count {
+        let score = |i: usize| {
+            let all = set.iter().map(|&j| similar(i, j));
+            let corr = match (set.len(), nearest) {
+                (0, _) => 0.0,
+                (_, true) => all.fold(f64::NEG_INFINITY, f64::max),
+                (n, false) => all.sum::<f64>() / n as f64,
+            };
+            base[i] + lambda * corr
+        };
+        let mut left: Vec<(f64, usize)> =
+            (0..base.len()).filter(|i| !chosen.contains(i)).map(|i| (score(i), i)).collect();
+        left.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        margins.push(left[0].0 - left.get(1).map_or(f64::NEG_INFINITY, |x| x.0));
+        chosen.push(left[0].1);
+        set.push(left[0].1);
+    }
+    (chosen, margins)
+}
