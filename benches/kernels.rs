@@ -57,7 +57,8 @@ fn all_levels(c: &mut Criterion, x: &Data) {
         // A head_dim of 80 has no Q8_0 rows.
         if d.is_multiple_of(32) {
             kernel("widen_q8_0", &mut || {
-                q8_0.chunks(wide.len() / 32 * Q8_0_BYTES).for_each(|x| kernels::widen_q8_0(level, black_box(x), &mut wide));
+                q8_0.chunks(wide.len() / 32 * Q8_0_BYTES)
+                    .for_each(|x| kernels::widen_q8_0(level, black_box(x), &mut wide));
             });
         }
         // Per row of the cache: head_dim plays no part.

@@ -84,6 +84,73 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_div_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn sqrt(self, v: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx2.
+        unsafe { (_mm256_sqrt_ps(v.0), _mm256_sqrt_ps(v.1)) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_min_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_max_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = v;
+        let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], [b0, b1, b2, b3, b4, b5, b6, b7]);
+        // SAFETY: the token exists only if detection saw avx2.
+        let square = |x: [__m256; 8]| unsafe {
+            let four = |a, b, c, d| {
+                let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+                [
+                    _mm256_shuffle_ps::<0x44>(ab, cd),
+                    _mm256_shuffle_ps::<0xee>(ab, cd),
+                    _mm256_shuffle_ps::<0x44>(ef, gh),
+                    _mm256_shuffle_ps::<0xee>(ef, gh),
+                ]
+            };
+            let [x0, x1, x2, x3, x4, x5, x6, x7] = x;
+            let ([p0, p1, p2, p3], [q0, q1, q2, q3]) = (four(x0, x1, x2, x3), four(x4, x5, x6, x7));
+            let low = |p, q| _mm256_permute2f128_ps::<0x20>(p, q);
+            let high = |p, q| _mm256_permute2f128_ps::<0x31>(p, q);
+            [low(p0, q0), low(p1, q1), low(p2, q2), low(p3, q3), high(p0, q0), high(p1, q1), high(p2, q2), high(p3, q3)]
+        };
+        let [x0, x1, x2, x3, x4, x5, x6, x7] = square(a.map(|v| v.0));
+        let [y0, y1, y2, y3, y4, y5, y6, y7] = square(b.map(|v| v.0));
+        let [z0, z1, z2, z3, z4, z5, z6, z7] = square(a.map(|v| v.1));
+        let [w0, w1, w2, w3, w4, w5, w6, w7] = square(b.map(|v| v.1));
+        [
+            (x0, y0),
+            (x1, y1),
+            (x2, y2),
+            (x3, y3),
+            (x4, y4),
+            (x5, y5),
+            (x6, y6),
+            (x7, y7),
+            (z0, w0),
+            (z1, w1),
+            (z2, w2),
+            (z3, w3),
+            (z4, w4),
+            (z5, w5),
+            (z6, w6),
+            (z7, w7),
+        ]
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx2.
         let power = |v| unsafe {
