@@ -109,27 +109,12 @@ impl Lanes for Avx2 {
         let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = v;
         let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], [b0, b1, b2, b3, b4, b5, b6, b7]);
         // SAFETY: the token exists only if detection saw avx2.
-        let square = |x: [__m256; 8]| unsafe {
-            let four = |a, b, c, d| {
-                let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-                let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-                [
-                    _mm256_shuffle_ps::<0x44>(ab, cd),
-                    _mm256_shuffle_ps::<0xee>(ab, cd),
-                    _mm256_shuffle_ps::<0x44>(ef, gh),
-                    _mm256_shuffle_ps::<0xee>(ef, gh),
-                ]
-            };
-            let [x0, x1, x2, x3, x4, x5, x6, x7] = x;
-            let ([p0, p1, p2, p3], [q0, q1, q2, q3]) = (four(x0, x1, x2, x3), four(x4, x5, x6, x7));
-            let low = |p, q| _mm256_permute2f128_ps::<0x20>(p, q);
-            let high = |p, q| _mm256_permute2f128_ps::<0x31>(p, q);
-            [low(p0, q0), low(p1, q1), low(p2, q2), low(p3, q3), high(p0, q0), high(p1, q1), high(p2, q2), high(p3, q3)]
-        };
-        let [x0, x1, x2, x3, x4, x5, x6, x7] = square(a.map(|v| v.0));
-        let [y0, y1, y2, y3, y4, y5, y6, y7] = square(b.map(|v| v.0));
-        let [z0, z1, z2, z3, z4, z5, z6, z7] = square(a.map(|v| v.1));
-        let [w0, w1, w2, w3, w4, w5, w6, w7] = square(b.map(|v| v.1));
+        let (
+            [x0, x1, x2, x3, x4, x5, x6, x7],
+            [y0, y1, y2, y3, y4, y5, y6, y7],
+            [z0, z1, z2, z3, z4, z5, z6, z7],
+            [w0, w1, w2, w3, w4, w5, w6, w7],
+        ) = unsafe { (square(a.map(|v| v.0)), square(b.map(|v| v.0)), square(a.map(|v| v.1)), square(b.map(|v| v.1))) };
         [
             (x0, y0),
             (x1, y1),
@@ -203,5 +188,40 @@ impl Lanes for Avx2 {
             let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
             (wide(v), wide(_mm_srli_si128::<8>(v)))
         }
+    }
+}
+
+/// The transpose of a square of numbers.
+#[inline(always)]
+unsafe fn square([a, b, c, d, e, f, g, h]: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: called where avx2 was detected.
+    unsafe {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (interleave(a, b, c, d), interleave(e, f, g, h));
+        [
+            _mm256_permute2f128_ps::<0x20>(a0, b0),
+            _mm256_permute2f128_ps::<0x20>(a1, b1),
+            _mm256_permute2f128_ps::<0x20>(a2, b2),
+            _mm256_permute2f128_ps::<0x20>(a3, b3),
+            _mm256_permute2f128_ps::<0x31>(a0, b0),
+            _mm256_permute2f128_ps::<0x31>(a1, b1),
+            _mm256_permute2f128_ps::<0x31>(a2, b2),
+            _mm256_permute2f128_ps::<0x31>(a3, b3),
+        ]
+    }
+}
+
+/// Lane `j` of the four arguments side by side, in 128-bit part `j / 4` of result `j % 4`.
+#[inline(always)]
+unsafe fn interleave(a: __m256, b: __m256, c: __m256, d: __m256) -> [__m256; 4] {
+    // SAFETY: called where avx2 was detected.
+    unsafe {
+        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+        let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+        [
+            _mm256_shuffle_ps::<0x44>(ab, cd),
+            _mm256_shuffle_ps::<0xee>(ab, cd),
+            _mm256_shuffle_ps::<0x44>(ef, gh),
+            _mm256_shuffle_ps::<0xee>(ef, gh),
+        ]
     }
 }

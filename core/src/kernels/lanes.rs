@@ -52,7 +52,7 @@ pub fn dots<L: Lanes>(l: L, q: &[f32], head_dim: usize, rows: &[f32], out: &mut 
     for (q, out) in queries.by_ref().zip(outs.by_ref()) {
         let Some(q) = split4(q, d) else { return };
         for (i, row) in rows.chunks_exact(d).enumerate() {
-            let dots = l.fold4(accumulate(l, q, |x, y| l.mul(x, y), [row; BLOCK]));
+            let dots = l.fold4(accumulate(l, Product, q, [row; BLOCK]));
             for (o, dot) in out.iter_mut().skip(i).step_by(stride.max(1)).zip(dots) {
                 *o = dot;
             }
@@ -60,7 +60,7 @@ pub fn dots<L: Lanes>(l: L, q: &[f32], head_dim: usize, rows: &[f32], out: &mut 
     }
     // Fewer queries than a block: take the rows in blocks instead.
     for (q, out) in queries.remainder().chunks_exact(d).zip(outs.flat_map(|o| o.chunks_mut(stride.max(1)))) {
-        for_blocks(rows, d, out, |rows| l.fold4(accumulate(l, [q; BLOCK], |x, y| l.mul(x, y), rows)));
+        for_blocks(l, Product, rows, d, Some(q), out);
     }
 }
 
@@ -91,8 +91,8 @@ pub fn dots_many<L: Lanes>(
             }
         }
         for (q, out) in queries.remainder().chunks_exact(d).zip(outs) {
-            let [products] = column_dots(l, [q], columns);
-            put(l, products, n, out.get_mut(at..).unwrap_or_default());
+            let out = out.get_mut(at..at.saturating_add(n)).unwrap_or_default();
+            for_blocks(l, Product, rows, d, Some(q), out);
         }
         at = at.saturating_add(LANES);
     }
@@ -100,18 +100,12 @@ pub fn dots_many<L: Lanes>(
 
 #[inline(always)]
 pub fn sq_norms<L: Lanes>(l: L, rows: &[f32], head_dim: usize, out: &mut [f32]) {
-    for_blocks(rows, head_dim.max(1), out, |rows| l.fold4(accumulate(l, rows, |x, y| l.mul(x, y), rows)));
+    for_blocks(l, Product, rows, head_dim.max(1), None, out);
 }
 
 #[inline(always)]
 pub fn sq_dists<L: Lanes>(l: L, c: &[f32], rows: &[f32], out: &mut [f32]) {
-    for_blocks(rows, c.len().max(1), out, |rows| {
-        let square = |x, y| {
-            let z = l.sub(x, y);
-            l.mul(z, z)
-        };
-        l.fold4(accumulate(l, rows, square, [c; BLOCK]))
-    });
+    for_blocks(l, SquaredDifference, rows, c.len().max(1), Some(c), out);
 }
 
 #[inline(always)]
@@ -167,11 +161,9 @@ pub fn compare<L: Lanes>(
     for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
         let (mut dots, mut squares) = ([0.0; LANES], [0.0; LANES]);
         let n = cosines.len().min(distances.len());
-        for_blocks(rows, d, dots.get_mut(..n).unwrap_or_default(), |rows| {
-            l.fold4(accumulate(l, rows, |x, y| l.mul(x, y), [direction; BLOCK]))
-        });
+        for_blocks(l, Product, rows, d, Some(direction), dots.get_mut(..n).unwrap_or_default());
         sq_dists(l, mean, rows, squares.get_mut(..n).unwrap_or_default());
-        let norms = distances.first_chunk().map_or_else(|| l.load(&padded(distances)), |x| l.load(x));
+        let norms = load_some(l, distances);
         let cosine = ratio(l, l.load(&dots), l.mul(norms, l.splat(length)));
         put(l, l.mul(cosine, l.splat(-1.0)), n, cosines);
         put(l, l.sqrt(l.load(&squares)), n, distances);
@@ -333,9 +325,35 @@ pub fn widen_q8_0<L: Lanes>(l: L, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// `f(x, y)` summed over vectors for four pairs of slices at once.
+/// What is summed over two rows. Not a closure: one that is not inlined would run without the instruction set.
+trait Term: Copy {
+    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V;
+}
+
+#[derive(Clone, Copy)]
+struct Product;
+
+impl Term for Product {
+    #[inline(always)]
+    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V {
+        l.mul(x, y)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SquaredDifference;
+
+impl Term for SquaredDifference {
+    #[inline(always)]
+    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V {
+        let z = l.sub(x, y);
+        l.mul(z, z)
+    }
+}
+
+/// A term summed over vectors for four pairs of slices at once.
 #[inline(always)]
-fn accumulate<L: Lanes>(l: L, a: [&[f32]; BLOCK], f: impl Fn(L::V, L::V) -> L::V, b: [&[f32]; BLOCK]) -> [L::V; BLOCK] {
+fn accumulate<L: Lanes>(l: L, term: impl Term, a: [&[f32]; BLOCK], b: [&[f32]; BLOCK]) -> [L::V; BLOCK] {
     let zero = l.splat(0.0);
     let [mut s0, mut s1, mut s2, mut s3] = [zero; BLOCK];
     let [a0, a1, a2, a3] = a.map(|a| a.as_chunks::<LANES>());
@@ -343,33 +361,32 @@ fn accumulate<L: Lanes>(l: L, a: [&[f32]; BLOCK], f: impl Fn(L::V, L::V) -> L::V
     let left = a0.0.iter().zip(a1.0).zip(a2.0.iter().zip(a3.0));
     let right = b0.0.iter().zip(b1.0).zip(b2.0.iter().zip(b3.0));
     for (((a0, a1), (a2, a3)), ((b0, b1), (b2, b3))) in left.zip(right) {
-        s0 = l.add(s0, f(l.load(a0), l.load(b0)));
-        s1 = l.add(s1, f(l.load(a1), l.load(b1)));
-        s2 = l.add(s2, f(l.load(a2), l.load(b2)));
-        s3 = l.add(s3, f(l.load(a3), l.load(b3)));
+        s0 = l.add(s0, term.of(l, l.load(a0), l.load(b0)));
+        s1 = l.add(s1, term.of(l, l.load(a1), l.load(b1)));
+        s2 = l.add(s2, term.of(l, l.load(a2), l.load(b2)));
+        s3 = l.add(s3, term.of(l, l.load(a3), l.load(b3)));
     }
     if !a0.1.is_empty() {
-        let tail = |a, b| f(l.load(&padded(a)), l.load(&padded(b)));
-        s0 = l.add(s0, tail(a0.1, b0.1));
-        s1 = l.add(s1, tail(a1.1, b1.1));
-        s2 = l.add(s2, tail(a2.1, b2.1));
-        s3 = l.add(s3, tail(a3.1, b3.1));
+        s0 = l.add(s0, term.of(l, l.load(&padded(a0.1)), l.load(&padded(b0.1))));
+        s1 = l.add(s1, term.of(l, l.load(&padded(a1.1)), l.load(&padded(b1.1))));
+        s2 = l.add(s2, term.of(l, l.load(&padded(a2.1)), l.load(&padded(b2.1))));
+        s3 = l.add(s3, term.of(l, l.load(&padded(a3.1)), l.load(&padded(b3.1))));
     }
     [s0, s1, s2, s3]
 }
 
-/// Fills `out` from the rows, four at a time.
+/// Fills `out` with the sums of a term over each row and `c`, or each row and itself, four rows at a time.
 #[inline(always)]
-fn for_blocks(rows: &[f32], d: usize, out: &mut [f32], f: impl Fn([&[f32]; BLOCK]) -> [f32; BLOCK]) {
+fn for_blocks<L: Lanes>(l: L, term: impl Term, rows: &[f32], d: usize, c: Option<&[f32]>, out: &mut [f32]) {
     let n = out.len().min(rows.len().checked_div(d).unwrap_or(0));
     let (outs, rest) = out.get_mut(..n).unwrap_or_default().as_chunks_mut::<BLOCK>();
     let mut blocks = rows.get(..n.saturating_mul(d)).unwrap_or_default().chunks_exact(d.saturating_mul(BLOCK));
     for (out, rows) in outs.iter_mut().zip(blocks.by_ref()) {
         let Some(rows) = split4(rows, d) else { return };
-        *out = f(rows);
+        *out = l.fold4(accumulate(l, term, rows, c.map_or(rows, |c| [c; BLOCK])));
     }
     for (out, row) in rest.iter_mut().zip(blocks.remainder().chunks_exact(d)) {
-        [*out, ..] = f([row; BLOCK]);
+        [*out, ..] = l.fold4(accumulate(l, term, [row; BLOCK], [c.unwrap_or(row); BLOCK]));
     }
 }
 
@@ -419,10 +436,11 @@ fn turn<L: Lanes>(l: L, rows: &[f32], d: usize, columns: &mut [[f32; LANES]]) ->
     }
     let mut from = 0usize;
     for columns in columns.chunks_mut(LANES) {
-        let block = l.transpose(each.map(|row| match row.get(from..) {
-            Some(x) => x.first_chunk().map_or_else(|| l.load(&padded(x)), |x| l.load(x)),
-            None => l.splat(0.0),
-        }));
+        let mut block = [l.splat(0.0); LANES];
+        for (to, row) in block.iter_mut().zip(each) {
+            *to = load_some(l, row.get(from..).unwrap_or_default());
+        }
+        let block = l.transpose(block);
         for (to, column) in columns.iter_mut().zip(block) {
             l.store(column, to);
         }
@@ -444,61 +462,79 @@ fn put<L: Lanes>(l: L, v: L::V, n: usize, out: &mut [f32]) {
     }
 }
 
-/// Dot products of queries with 16 rows given by their columns. Each lane of the definition is a vector here, and the
-/// fold is an addition of vectors.
+/// Dot products of four queries with 16 rows given by their columns. Each lane of the definition is a vector here, and
+/// the fold is an addition of vectors.
 #[inline(always)]
-fn column_dots<L: Lanes, const Q: usize>(l: L, q: [&[f32]; Q], columns: &[[f32; LANES]]) -> [L::V; Q] {
-    let add = |a: [L::V; Q], b: [L::V; Q]| {
-        let mut b = b.into_iter();
-        a.map(|a| b.next().map_or(a, |b| l.add(a, b)))
-    };
+fn column_dots<L: Lanes>(l: L, q: [&[f32]; BLOCK], columns: &[[f32; LANES]]) -> [L::V; BLOCK] {
+    let (q, columns) = (q.map(|q| q.as_chunks()), columns.as_chunks());
     macro_rules! lanes {
         ($a:literal) => {
-            lane_dots::<L, Q, $a>(l, q, columns)
+            lane_dots::<L, $a>(l, q, columns)
         };
         ($a:literal $b:literal $c:literal $d:literal) => {
-            add(add(lanes!($a), lanes!($b)), add(lanes!($c), lanes!($d)))
+            add(l, add(l, lanes!($a), lanes!($b)), add(l, lanes!($c), lanes!($d)))
         };
     }
-    let even = add(lanes!(0 8 4 12), lanes!(2 10 6 14));
-    let odd = add(lanes!(1 9 5 13), lanes!(3 11 7 15));
+    let even = add(l, lanes!(0 8 4 12), lanes!(2 10 6 14));
+    let odd = add(l, lanes!(1 9 5 13), lanes!(3 11 7 15));
     // The definition's lanes begin at +0, so its sum is never -0.
-    add(even, odd).map(|x| l.add(x, l.splat(0.0)))
+    add(l, add(l, even, odd), [l.splat(0.0); BLOCK])
 }
+
+/// Vectors of 16, and what is left.
+type Chunks<'a, T> = (&'a [[T; LANES]], &'a [T]);
 
 /// Lane `J` of the definition for each query.
 #[inline(always)]
-fn lane_dots<L: Lanes, const Q: usize, const J: usize>(l: L, q: [&[f32]; Q], columns: &[[f32; LANES]]) -> [L::V; Q] {
-    let product = |q: &[f32], x: L::V| q.get(J).map_or(l.splat(0.0), |&q| l.mul(l.splat(q), x));
-    let (blocks, tail) = columns.as_chunks::<LANES>();
-    let mut sums = [l.splat(0.0); Q];
-    let mut iters = q.map(|q| q.as_chunks::<LANES>().0.iter());
-    let mut blocks = blocks.iter();
-    if let Some(block) = blocks.next() {
-        let x = l.load(block.get(J).unwrap_or(&[0.0; LANES]));
-        for (s, q) in sums.iter_mut().zip(&mut iters) {
-            *s = q.next().map_or(*s, |q| product(q, x));
-        }
+fn lane_dots<L: Lanes, const J: usize>(
+    l: L,
+    q: [Chunks<'_, f32>; BLOCK],
+    columns: Chunks<'_, [f32; LANES]>,
+) -> [L::V; BLOCK] {
+    let [a, b, c, d] = q;
+    let mut blocks = columns.0.iter().zip(a.0).zip(b.0).zip(c.0).zip(d.0);
+    // The first product begins the sum: +0 need not be added.
+    let mut sums = match blocks.next() {
+        Some(((((x, a), b), c), d)) => products::<L, J>(l, x, [a, b, c, d]),
+        None => [l.splat(0.0); BLOCK],
+    };
+    for ((((x, a), b), c), d) in blocks {
+        sums = add(l, sums, products::<L, J>(l, x, [a, b, c, d]));
     }
-    for block in blocks {
-        let x = l.load(block.get(J).unwrap_or(&[0.0; LANES]));
-        for (s, q) in sums.iter_mut().zip(&mut iters) {
-            *s = q.next().map_or(*s, |q| l.add(*s, product(q, x)));
-        }
-    }
-    if let Some(x) = tail.get(J) {
-        let x = l.load(x);
-        for (s, q) in sums.iter_mut().zip(q) {
-            *s = l.add(*s, product(q.as_chunks::<LANES>().1, x));
-        }
+    if J < columns.1.len() {
+        sums = add(l, sums, products::<L, J>(l, columns.1, [a.1, b.1, c.1, d.1]));
     }
     sums
+}
+
+#[inline(always)]
+fn products<L: Lanes, const J: usize>(l: L, x: &[[f32; LANES]], q: [&[f32]; BLOCK]) -> [L::V; BLOCK] {
+    let x = l.load(x.get(J).unwrap_or(&[0.0; LANES]));
+    let [a, b, c, d] = q.map(|q| q.get(J).copied().unwrap_or(0.0));
+    [l.mul(l.splat(a), x), l.mul(l.splat(b), x), l.mul(l.splat(c), x), l.mul(l.splat(d), x)]
+}
+
+#[inline(always)]
+fn add<L: Lanes>(l: L, mut a: [L::V; BLOCK], b: [L::V; BLOCK]) -> [L::V; BLOCK] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = l.add(*a, b);
+    }
+    a
 }
 
 #[inline(always)]
 fn split4(x: &[f32], d: usize) -> Option<[&[f32]; BLOCK]> {
     let mut parts = x.chunks_exact(d);
     Some([parts.next()?, parts.next()?, parts.next()?, parts.next()?])
+}
+
+/// The first 16 elements, zeros for those missing.
+#[inline(always)]
+fn load_some<L: Lanes>(l: L, x: &[f32]) -> L::V {
+    match x.first_chunk() {
+        Some(x) => l.load(x),
+        None => l.load(&padded(x)),
+    }
 }
 
 #[inline(always)]
