@@ -14,7 +14,7 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_
         Queries::Last(w) => {
             let from = head.start.saturating_mul(job.policy.tile_queries());
             let window = parts.window.get_mut(from..).unwrap_or_default();
-            received(job, head, w as usize, parts.temp, parts.tile, window, raw);
+            received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, window, raw);
         }
         Queries::Peak(w) => peaks(job, head, w as usize, parts.temp, parts.tile, raw),
         Queries::All { per_visible } => sums(job, head, per_visible, raw),
@@ -64,12 +64,14 @@ fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
 /// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
 /// the group: softmax over all keys of the head, causal inside the window. `each` receives the mean over the group of
 /// every query, `[queries][len]`, if it is not empty.
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn received(
     job: &Job<'_>,
     head: Head,
     window: usize,
     temp: &mut [f32],
     tile: &mut [f32],
+    columns: &mut [f32],
     each: &mut [f32],
     out: &mut [f32],
 ) {
@@ -89,18 +91,25 @@ pub(crate) fn received(
             let queries = view.queries(q, first.saturating_add(t), block);
             let logits = temp.get_mut(..block.saturating_mul(n)).unwrap_or_default();
             view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
-                kernels::dots(job.d, queries, d, rows, logits.get_mut(i..).unwrap_or_default(), n);
+                kernels::dots_many(job.d, queries, d, rows, columns, logits.get_mut(i..).unwrap_or_default(), n);
             });
-            for (b, logits) in temp.chunks_exact_mut(n.max(1)).take(block).enumerate() {
-                let hidden = w.saturating_sub(t).saturating_sub(b).saturating_sub(1);
-                let logits = logits.get_mut(..n.saturating_sub(hidden)).unwrap_or_default();
-                kernels::scale(job.d, view.scale, logits);
-                let (_, max) = kernels::min_max(job.d, logits);
+            let seen_by_all = n.saturating_sub(w.saturating_sub(t).saturating_sub(1));
+            let mut weights = [0.0; QUERY_BLOCK];
+            for (b, (logits, weight)) in logits.chunks_exact_mut(n.max(1)).zip(&mut weights).enumerate() {
+                let logits = logits.get_mut(..seen_by_all.saturating_add(b)).unwrap_or_default();
+                let max = kernels::scale_max(job.d, view.scale, logits);
                 let sum = kernels::exp_sum(job.d, max, logits);
-                kernels::axpy(job.d, 1.0 / sum, logits, out);
+                *weight = 1.0 / sum;
                 if let Some(each) = each.chunks_exact_mut(n.max(1)).nth(t.saturating_add(b)) {
                     kernels::axpy(job.d, 1.0 / (sum * float(view.shape.group)), logits, each);
                 }
+            }
+            let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
+            let weights = weights.get(..block).unwrap_or_default();
+            kernels::add_scaled(job.d, weights, logits, n, shared);
+            for (b, (logits, &weight)) in logits.chunks_exact(n.max(1)).zip(weights).enumerate() {
+                let logits = logits.get(seen_by_all..seen_by_all.saturating_add(b)).unwrap_or_default();
+                kernels::axpy(job.d, weight, logits, own);
             }
             t = t.saturating_add(block);
         }

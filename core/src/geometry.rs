@@ -130,15 +130,7 @@ fn middle(
     job.view.keys.for_tiles(job.d, d, head, head.len, tile, |i, rows| {
         let norms = norms.get_mut(i..).unwrap_or_default();
         let take = rows.len().checked_div(d).unwrap_or(0);
-        kernels::sq_norms(job.d, rows, d, norms.get_mut(..take).unwrap_or_default());
-        let norms = norms.get_mut(..take).unwrap_or_default();
-        let mut inverse = [0.0; TILE_ROWS];
-        for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
-            *norm = sqrt(*norm);
-            *inverse = ratio(1.0, *norm);
-        }
-        kernels::add_rows(job.d, ONES.get(..take).unwrap_or_default(), rows, mean);
-        kernels::add_rows(job.d, inverse.get(..take).unwrap_or_default(), rows, direction);
+        kernels::gather(job.d, rows, norms.get_mut(..take).unwrap_or_default(), mean, direction);
     });
     let inv = 1.0 / float(head.len);
     kernels::scale(job.d, inv, mean);
@@ -170,6 +162,10 @@ fn metrics(
         let here = i..i.saturating_add(rows.len().checked_div(d).unwrap_or(0));
         let cosines = cosines.get_mut(here.clone()).unwrap_or_default();
         let distances = distances.get_mut(here).unwrap_or_default();
+        if wanted.cosines && wanted.distances {
+            kernels::compare(job.d, direction, length, mean, rows, cosines, distances);
+            return;
+        }
         if wanted.cosines {
             let stride = cosines.len();
             kernels::dots(job.d, direction, d, rows, cosines, stride);

@@ -62,7 +62,7 @@ pub fn retain_layer(
     for head in v.heads() {
         if let Queries::Last(w) = a.queries {
             let scores = head.of_mut(parts.scores);
-            received(&job, head, w as usize, parts.temp, parts.tile, parts.window, scores);
+            received(&job, head, w as usize, parts.temp, parts.tile, parts.matrix, parts.window, scores);
         }
         entropies(&job, head, parts.window, parts.temp);
         let out = Slots {

@@ -44,7 +44,7 @@ pub(crate) struct Parts<'a> {
     pub temp: &'a mut [f32],
     /// Widened rows, `[TILE_ROWS][head_dim]`.
     pub tile: &'a mut [f32],
-    /// Covariance times a tile, `[head_dim][TILE_ROWS]`; empty if the policy has none.
+    /// Covariance times a tile, or a tile's columns, `[head_dim][TILE_ROWS]`; empty if the policy has no attention.
     pub matrix: &'a mut [f32],
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
@@ -123,7 +123,7 @@ impl<'a> Parts<'a> {
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
-        let matrix = if p.needs().query_covariance { tile } else { 0 };
+        let matrix = if attention { tile } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
         let lazy = if matches!(p.diversity, Diversity::Mmr(Mmr { lazy: true, .. })) { rows } else { 0 };
         let Some(Some(u32s)) = (match lazy.checked_mul(2) {

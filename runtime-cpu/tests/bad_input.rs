@@ -4,7 +4,7 @@ mod ecokv_bin;
 mod gguf_bytes;
 
 use ecokv_bin::{ecokv, repo, scratch};
-use gguf_bytes::{Gguf, STRING, string};
+use gguf_bytes::{Gguf, STRING, U32, string};
 
 #[test]
 fn model_files() {
@@ -36,6 +36,15 @@ fn model_files() {
     let mut mamba = bytes.clone();
     mamba[at..at + 5].copy_from_slice(b"mamba");
     refused(&run(&scratch("mamba.gguf", &mamba)), &["mamba.gguf", "\"mamba\"", "llama"]);
+
+    let counts = ["block_count", "embedding_length", "attention.head_count"];
+    let sized = || counts.iter().fold(llama(), |f, key| f.entry(&format!("llama.{key}"), U32, 4_u32.to_le_bytes()));
+    let moe = sized().entry("llama.attention.key_length", U32, 2_u32.to_le_bytes());
+    let moe = moe.entry("llama.expert_count", U32, 8_u32.to_le_bytes()).build();
+    refused(&run(&scratch("moe.gguf", &moe)), &["moe.gguf", "llama.expert_count", "8", "not supported"]);
+    let window = sized().entry("llama.attention.key_length", U32, 2_u32.to_le_bytes());
+    let window = window.entry("llama.attention.sliding_window", U32, 4096_u32.to_le_bytes()).build();
+    refused(&run(&scratch("window.gguf", &window)), &["window.gguf", "sliding_window", "4096", "not supported"]);
 }
 
 #[test]

@@ -84,6 +84,58 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_div_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn sqrt(self, v: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx2.
+        unsafe { (_mm256_sqrt_ps(v.0), _mm256_sqrt_ps(v.1)) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_min_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_max_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = v;
+        let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], [b0, b1, b2, b3, b4, b5, b6, b7]);
+        // SAFETY: the token exists only if detection saw avx2.
+        let (
+            [x0, x1, x2, x3, x4, x5, x6, x7],
+            [y0, y1, y2, y3, y4, y5, y6, y7],
+            [z0, z1, z2, z3, z4, z5, z6, z7],
+            [w0, w1, w2, w3, w4, w5, w6, w7],
+        ) = unsafe { (square(a.map(|v| v.0)), square(b.map(|v| v.0)), square(a.map(|v| v.1)), square(b.map(|v| v.1))) };
+        [
+            (x0, y0),
+            (x1, y1),
+            (x2, y2),
+            (x3, y3),
+            (x4, y4),
+            (x5, y5),
+            (x6, y6),
+            (x7, y7),
+            (z0, w0),
+            (z1, w1),
+            (z2, w2),
+            (z3, w3),
+            (z4, w4),
+            (z5, w5),
+            (z6, w6),
+            (z7, w7),
+        ]
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx2.
         let power = |v| unsafe {
@@ -136,5 +188,40 @@ impl Lanes for Avx2 {
             let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
             (wide(v), wide(_mm_srli_si128::<8>(v)))
         }
+    }
+}
+
+/// The transpose of a square of numbers.
+#[inline(always)]
+unsafe fn square([a, b, c, d, e, f, g, h]: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: called where avx2 was detected.
+    unsafe {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (interleave(a, b, c, d), interleave(e, f, g, h));
+        [
+            _mm256_permute2f128_ps::<0x20>(a0, b0),
+            _mm256_permute2f128_ps::<0x20>(a1, b1),
+            _mm256_permute2f128_ps::<0x20>(a2, b2),
+            _mm256_permute2f128_ps::<0x20>(a3, b3),
+            _mm256_permute2f128_ps::<0x31>(a0, b0),
+            _mm256_permute2f128_ps::<0x31>(a1, b1),
+            _mm256_permute2f128_ps::<0x31>(a2, b2),
+            _mm256_permute2f128_ps::<0x31>(a3, b3),
+        ]
+    }
+}
+
+/// Lane `j` of the four arguments side by side, in 128-bit part `j / 4` of result `j % 4`.
+#[inline(always)]
+unsafe fn interleave(a: __m256, b: __m256, c: __m256, d: __m256) -> [__m256; 4] {
+    // SAFETY: called where avx2 was detected.
+    unsafe {
+        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+        let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+        [
+            _mm256_shuffle_ps::<0x44>(ab, cd),
+            _mm256_shuffle_ps::<0xee>(ab, cd),
+            _mm256_shuffle_ps::<0x44>(ef, gh),
+            _mm256_shuffle_ps::<0xee>(ef, gh),
+        ]
     }
 }

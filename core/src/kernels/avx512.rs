@@ -70,6 +70,47 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sqrt(self, v: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_sqrt_ps(v) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = v;
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe {
+            let [a0, a1, a2, a3] = interleave(a0, a1, a2, a3);
+            let [b0, b1, b2, b3] = interleave(b0, b1, b2, b3);
+            let [c0, c1, c2, c3] = interleave(c0, c1, c2, c3);
+            let [d0, d1, d2, d3] = interleave(d0, d1, d2, d3);
+            let [x0, x4, x8, x12] = transpose_parts(a0, b0, c0, d0);
+            let [x1, x5, x9, x13] = transpose_parts(a1, b1, c1, d1);
+            let [x2, x6, x10, x14] = transpose_parts(a2, b2, c2, d2);
+            let [x3, x7, x11, x15] = transpose_parts(a3, b3, c3, d3);
+            [x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15]
+        }
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx512f.
         unsafe {
@@ -116,5 +157,37 @@ impl Lanes for Avx512 {
     fn widen_i8(self, x: &[i8; LANES]) -> Self::V {
         // SAFETY: 16 bytes are readable at `x`, and the token exists only if detection saw avx512f.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+}
+
+/// Lane `j` of the four arguments side by side, in 128-bit part `j / 4` of result `j % 4`.
+#[inline(always)]
+unsafe fn interleave(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
+    // SAFETY: called where avx512f was detected.
+    unsafe {
+        let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+        let (ef, gh) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+        [
+            _mm512_shuffle_ps::<0x44>(ab, cd),
+            _mm512_shuffle_ps::<0xee>(ab, cd),
+            _mm512_shuffle_ps::<0x44>(ef, gh),
+            _mm512_shuffle_ps::<0xee>(ef, gh),
+        ]
+    }
+}
+
+/// The transpose of a square of 128-bit parts.
+#[inline(always)]
+unsafe fn transpose_parts(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
+    // SAFETY: called where avx512f was detected.
+    unsafe {
+        let (p, q) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+        let (r, s) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        [
+            _mm512_shuffle_f32x4::<0x88>(p, q),
+            _mm512_shuffle_f32x4::<0x88>(r, s),
+            _mm512_shuffle_f32x4::<0xdd>(p, q),
+            _mm512_shuffle_f32x4::<0xdd>(r, s),
+        ]
     }
 }

@@ -91,20 +91,32 @@ macro_rules! for_each_kernel {
             [$($arg),*]
             /// `out[b * stride + i] = q[b] . rows[i]`; q `[queries][head_dim]`, rows `[n][head_dim]`, `out` reaching the last of them.
             fn dots(q: &[f32], head_dim: usize, rows: &[f32], out: &mut [f32], stride: usize);
+            /// As `dots`, and faster for several queries; `columns` is scratch, `[head_dim][TILE_ROWS]`.
+            fn dots_many(q: &[f32], head_dim: usize, rows: &[f32], columns: &mut [f32], out: &mut [f32], stride: usize);
             /// `out[i] = ||rows[i]||^2`; rows `[out.len()][head_dim]`.
             fn sq_norms(rows: &[f32], head_dim: usize, out: &mut [f32]);
             /// `out[i] = ||rows[i] - c||^2`; rows `[out.len()][c.len()]`.
             fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]);
+            /// `norms[i] = ||rows[i]||`, and their sums `mean += sum_i rows[i]`, `direction += sum_i rows[i] / norms[i]`, a
+            /// zero row having no direction; rows `[norms.len()][mean.len()]`, at most [`TILE_ROWS`] of them.
+            fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]);
+            /// `cosines[i] = -direction . rows[i] / (length distances[i])`, 0 where that divides by 0, `distances` holding
+            /// the norms of the rows; then `distances[i] = ||rows[i] - mean||`.
+            fn compare(direction: &[f32], length: f32, mean: &[f32], rows: &[f32], cosines: &mut [f32], distances: &mut [f32]);
             /// `y += sum_i w[i] rows[i]`, the sum taken first; rows `[w.len()][y.len()]`.
             fn add_rows(w: &[f32], rows: &[f32], y: &mut [f32]);
             /// `y += a x`.
             fn axpy(a: f32, x: &[f32], y: &mut [f32]);
+            /// `y += w[b] x[b]` for one `b` after the other; `x[b]` begins at `b * stride`.
+            fn add_scaled(w: &[f32], x: &[f32], stride: usize, y: &mut [f32]);
             /// `x *= a`.
             fn scale(a: f32, x: &mut [f32]);
             /// Sum of the elements.
             fn sum(x: &[f32]) -> f32;
             /// Least and greatest element; NaN never wins. `(inf, -inf)` for an empty slice.
             fn min_max(x: &[f32]) -> (f32, f32);
+            /// `x *= a`, returning the greatest element as `min_max` does.
+            fn scale_max(a: f32, x: &mut [f32]) -> f32;
             /// `x = exp(x - max)`, returning the sum; for `x <= max`.
             fn exp_sum(max: f32, x: &mut [f32]) -> f32;
             /// `dst = src` as f32.

@@ -81,6 +81,37 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        each!(vdivq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn sqrt(self, v: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw neon.
+        v.map(|v| unsafe { vsqrtq_f32(v) })
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+        // SAFETY: the token exists only if detection saw neon.
+        let square = |[a, b, c, d]: [float32x4_t; 4]| unsafe {
+            let (p, q, r, s) = (vzip1q_f32(a, c), vzip2q_f32(a, c), vzip1q_f32(b, d), vzip2q_f32(b, d));
+            [vzip1q_f32(p, r), vzip2q_f32(p, r), vzip1q_f32(q, s), vzip2q_f32(q, s)]
+        };
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = v;
+        let rows = [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]];
+        // Quarter `k` of every four arguments is a square of 16 numbers.
+        let columns = |k: fn(Self::V) -> float32x4_t| {
+            let squares = rows.map(|r| square(r.map(k)));
+            let [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]] = squares;
+            [[a0, b0, c0, d0], [a1, b1, c1, d1], [a2, b2, c2, d2], [a3, b3, c3, d3]]
+        };
+        let [[x0, x1, x2, x3], [x4, x5, x6, x7], [x8, x9, x10, x11], [x12, x13, x14, x15]] =
+            [columns(|[a, ..]| a), columns(|[_, a, ..]| a), columns(|[.., a, _]| a), columns(|[.., a]| a)];
+        [x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15]
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw neon.
         v.map(|v| unsafe {

@@ -79,6 +79,34 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        [a0 / b0, a1 / b1, a2 / b2, a3 / b3]
+    }
+
+    #[inline(always)]
+    fn sqrt(self, v: Self::V) -> Self::V {
+        // Not the crate's, which without vector registers rounds differently.
+        v.map(|v| f32x4::new(v.to_array().map(libm::sqrtf)))
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+        let square = f32x4::transpose;
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = v;
+        let rows = [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]];
+        // Quarter `k` of every four arguments is a square of 16 numbers.
+        let columns = |k: fn(Self::V) -> f32x4| {
+            let squares = rows.map(|r| square(r.map(k)));
+            let [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]] = squares;
+            [[a0, b0, c0, d0], [a1, b1, c1, d1], [a2, b2, c2, d2], [a3, b3, c3, d3]]
+        };
+        let [[x0, x1, x2, x3], [x4, x5, x6, x7], [x8, x9, x10, x11], [x12, x13, x14, x15]] =
+            [columns(|[a, ..]| a), columns(|[_, a, ..]| a), columns(|[.., a, _]| a), columns(|[.., a]| a)];
+        [x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15]
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         v.map(|v| bits((int_bits(v) << 23i32) + i32x4::splat(0x3f80_0000)))
     }

@@ -17,6 +17,10 @@ pub fn dots(q: &[f32], head_dim: usize, rows: &[f32], out: &mut [f32], stride: u
     }
 }
 
+pub fn dots_many(q: &[f32], head_dim: usize, rows: &[f32], _: &mut [f32], out: &mut [f32], stride: usize) {
+    dots(q, head_dim, rows, out, stride);
+}
+
 pub fn sq_norms(rows: &[f32], head_dim: usize, out: &mut [f32]) {
     for (o, row) in out.iter_mut().zip(rows.chunks_exact(head_dim.max(1))) {
         *o = lanes(row, row, |x, y| x * y);
@@ -27,6 +31,26 @@ pub fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]) {
     for (o, row) in out.iter_mut().zip(rows.chunks_exact(c.len().max(1))) {
         *o = lanes(row, c, |x, y| (x - y) * (x - y));
     }
+}
+
+pub fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
+    sq_norms(rows, mean.len(), norms);
+    let (ones, mut inverse) = ([1.0; LANES], [0.0; LANES]);
+    for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
+        *norm = sqrt(*norm);
+        *inverse = ratio(1.0, *norm);
+    }
+    add_rows(ones.get(..norms.len()).unwrap_or(&ones), rows, mean);
+    add_rows(inverse.get(..norms.len()).unwrap_or(&inverse), rows, direction);
+}
+
+pub fn compare(direction: &[f32], length: f32, mean: &[f32], rows: &[f32], cosines: &mut [f32], distances: &mut [f32]) {
+    dots(direction, mean.len(), rows, cosines, usize::MAX);
+    for (c, &norm) in cosines.iter_mut().zip(&*distances) {
+        *c = -ratio(*c, norm * length);
+    }
+    sq_dists(mean, rows, distances);
+    distances.iter_mut().for_each(|x| *x = sqrt(*x));
 }
 
 pub fn add_rows(w: &[f32], rows: &[f32], y: &mut [f32]) {
@@ -43,6 +67,12 @@ pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
+pub fn add_scaled(w: &[f32], x: &[f32], stride: usize, y: &mut [f32]) {
+    for (&w, x) in w.iter().zip(x.chunks(stride.max(1))) {
+        axpy(w, x, y);
+    }
+}
+
 pub fn scale(a: f32, x: &mut [f32]) {
     for x in x {
         *x *= a;
@@ -54,26 +84,15 @@ pub fn sum(x: &[f32]) -> f32 {
 }
 
 pub fn min_max(x: &[f32]) -> (f32, f32) {
-    let (mut lo, mut hi) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    for x in x.chunks(LANES) {
-        for ((lo, hi), &x) in lo.iter_mut().zip(&mut hi).zip(x) {
-            *lo = less(x, *lo, x, *lo);
-            *hi = less(*hi, x, x, *hi);
-        }
-    }
-    fold_min_max(lo, hi)
+    let least = x.iter().fold(f32::INFINITY, |lo, &x| if x < lo { x } else { lo });
+    let greatest = x.iter().fold(f32::NEG_INFINITY, |hi, &x| if hi < x { x } else { hi });
+    // Of -0 and +0 either could win; adding +0 makes both +0.
+    (least + 0.0, greatest + 0.0)
 }
 
-/// Folds the lanes of a running least and greatest, first to last.
-pub fn fold_min_max(lo: [f32; LANES], hi: [f32; LANES]) -> (f32, f32) {
-    (
-        lo.into_iter().fold(f32::INFINITY, |lo, x| less(x, lo, x, lo)),
-        hi.into_iter().fold(f32::NEG_INFINITY, |hi, x| less(hi, x, x, hi)),
-    )
-}
-
-fn less(a: f32, b: f32, yes: f32, no: f32) -> f32 {
-    if a < b { yes } else { no }
+pub fn scale_max(a: f32, x: &mut [f32]) -> f32 {
+    scale(a, x);
+    min_max(x).1
 }
 
 pub fn exp_sum(max: f32, x: &mut [f32]) -> f32 {
@@ -152,4 +171,12 @@ pub fn fold(a: [f32; LANES]) -> f32 {
     let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = a;
     let [c0, c1, c2, c3] = [(a0 + b0) + (a4 + b4), (a1 + b1) + (a5 + b5), (a2 + b2) + (a6 + b6), (a3 + b3) + (a7 + b7)];
     (c0 + c2) + (c1 + c3)
+}
+
+fn sqrt(x: f32) -> f32 {
+    libm::sqrtf(x)
+}
+
+fn ratio(numerator: f32, denominator: f32) -> f32 {
+    if denominator == 0.0 { 0.0 } else { numerator / denominator }
 }

@@ -81,6 +81,22 @@ fn elementwise() {
         axpy(d, 0.3, a, &mut y);
         scale(d, 1.7, &mut z);
         y.append(&mut z);
+        let mut z = a.to_vec();
+        z.push(scale_max(d, -0.7, &mut z.clone()));
+        scale_max(d, -0.7, &mut z);
+        y.append(&mut z);
+        y
+    });
+}
+
+/// Up to nine parts of longer rows.
+#[test]
+fn sums_of_scaled_parts() {
+    sweep(|d, a, b| {
+        let parts = a.len() % 10;
+        let stride = a.len().checked_div(parts).unwrap_or(0);
+        let mut y = b[..stride.saturating_sub(2)].to_vec();
+        add_scaled(d, &b[..parts], a, stride, &mut y);
         y
     });
 }
@@ -100,21 +116,29 @@ fn exponentials() {
 #[test]
 fn rows() {
     for strange in [false, true] {
-        let (a, b) = (numbers(9 * MAX, 3, strange), numbers(9 * MAX, 4, strange));
+        let (a, b) = (numbers(35 * MAX, 3, strange), numbers(36 * MAX, 4, strange));
         for level in levels() {
             for d in 1..=MAX {
-                for (n, queries) in (0..=9).zip([1, 5, 3, 4, 2, 8, 9, 7, 6, 1]) {
+                for (n, queries) in (0..=9).chain([16, 35]).zip([1, 5, 3, 4, 2, 8, 9, 7, 6, 1, 4, 5]) {
                     let (rows, q) = (&a[..n * d], &b[..queries * d]);
                     let run = |level| {
                         let stride = n + 3;
                         let mut out = vec![7.0; queries * stride];
                         // A tile in the middle of a longer row.
                         dots(level, q, d, rows, &mut out[2..], stride);
+                        let (mut many, mut columns) = (vec![7.0; queries * stride], vec![7.0; TILE_ROWS * d]);
+                        dots_many(level, q, d, rows, &mut columns, &mut many[2..], stride);
                         let (mut norms, mut dists, mut y) = (vec![7.0; n], vec![7.0; n], b[..d].to_vec());
                         sq_norms(level, rows, d, &mut norms);
                         sq_dists(level, &b[..d], rows, &mut dists);
                         add_rows(level, &b[d..][..n], rows, &mut y);
-                        [out, norms, dists, y].concat()
+                        let tile = n.min(TILE_ROWS);
+                        let (mut lengths, mut cosines) = (vec![7.0; tile], vec![7.0; tile]);
+                        let (mut mean, mut direction) = (b[..d].to_vec(), b[d..][..d].to_vec());
+                        gather(level, &rows[..tile * d], &mut lengths, &mut mean, &mut direction);
+                        let mut far = lengths.clone();
+                        compare(level, &b[..d], 0.7, &b[d..][..d], rows, &mut cosines, &mut far);
+                        [out, many, norms, dists, y, lengths, mean, direction, cosines, far].concat()
                     };
                     let what = format!("{} d {d} rows {n} queries {queries}", level.name());
                     same(&run(level), &run(Dispatch::scalar()), &what);

@@ -107,6 +107,11 @@ fn read(file: &GgufFile, a: &str, family: &families::Family) -> Result<ModelConf
     {
         return Err(meta.error(&key("rope.scaling.type"), format!("scaling {kind:?} is not supported")));
     }
+    for (name, what) in [("attention.sliding_window", "a sliding window"), ("expert_count", "a mixture of experts")] {
+        if let Some(n) = meta.opt_u32(&key(name))?.filter(|&n| n > 0) {
+            return Err(meta.error(&key(name), format!("{n}: {what} is not supported")));
+        }
+    }
     let scale = meta.opt_f32(&key("attention.scale"))?.filter(|s| *s != 0.0 && s.is_finite());
     let n_vocab = file.require("token_embd.weight")?.n_rows();
     let positive = |name: &str, v: f32| match v {
