@@ -163,6 +163,16 @@ fn slots_at_the_edges() {
     near(&slots[0][0].0, &(0..l.head_dim).map(mean).collect::<Vec<_>>(), 1e-3, "mean");
     assert_eq!(slots[0][0].2, gone.len() as f32);
 
+    // A lone image entry has a slot of its own, the last, however few of the five that leaves it by its share.
+    let mut lone = l.clone();
+    lone.tags.fill(0);
+    let kept = evict(&retaining(|r| r.slots = 5), 24, &lone);
+    let first_gone = evicted(&kept[0], lone.lens[0])[0];
+    lone.tags[first_gone] = tag::IMAGE;
+    let (_, slots) = retain(&retaining(|r| r.slots = 5), 24, &lone);
+    assert_eq!(slots[0][4].2, 1.0);
+    near(&slots[0][4].0, &reference::wide(lone.key(0, first_gone)), 1e-5, "lone image");
+
     let (kept, slots) = retain(&retaining(|_| {}), 64, l);
     assert_eq!(kept[0].len(), 64);
     assert!(slots[0].iter().all(|s| s.2 == 0.0 && s.0.iter().all(|&x| x == 0.0)));
@@ -342,6 +352,9 @@ fn merging_copies_is_exact() {
     let merged = merge(rule, &[vec![0, 3, 4]], &l);
     assert_eq!(merged.given, [4.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
     near(merged.value(0, 0), &reference::wide(l.value(0, 0)), 1e-6, "value");
+    // Of two equal targets the older one takes it.
+    let merged = merge(rule, &[vec![1, 2, 3, 4]], &l);
+    assert_eq!(merged.given, [1.0, 3.0, 1.0, 1.0, 1.0, 1.0]);
     // Nothing evicted changes nothing.
     let same = merge(rule, &[(0..6).collect()], &l);
     assert_eq!((same.keys, same.values), (l.keys.clone(), l.values.clone()));
