@@ -30,6 +30,9 @@ pub trait Lanes: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         self.less(b, a, a, b)
     }
+    /// Asks for a cache line that is read soon.
+    #[inline(always)]
+    fn prefetch(self, _: &[f32]) {}
     /// `2^n` for the integer `n` in the low bits of each lane.
     fn exp2_bits(self, v: Self::V) -> Self::V;
     /// The lanes of each argument folded in halves.
@@ -292,6 +295,13 @@ pub fn exp_sum<L: Lanes>(l: L, max: f32, x: &mut [f32]) -> f32 {
         *x = scalar::exp(*x - max);
     }
     fold(l, l.add(s, l.load(&padded(tail))))
+}
+
+#[inline(always)]
+pub fn prefetch<L: Lanes>(l: L, x: &[f32]) {
+    for line in x.chunks(LANES) {
+        l.prefetch(line);
+    }
 }
 
 #[inline(always)]
