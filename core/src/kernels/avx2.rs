@@ -136,9 +136,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, x: &[f32]) {
+    fn prefetch(self, at: *const u8) {
         // SAFETY: a hint that touches nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
