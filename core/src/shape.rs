@@ -214,7 +214,11 @@ impl<'a> Rows<'a> {
             let first = head.start.saturating_add(i);
             let widened = scratch.get_mut(..take.saturating_mul(head_dim)).unwrap_or_default();
             match self {
-                Self::F32(x) => f(i, part(x, first, take, head_dim)),
+                Self::F32(x) => {
+                    let left = n.saturating_sub(i).saturating_sub(take);
+                    kernels::prefetch(d, part(x, first.saturating_add(take), left.min(TILE_ROWS), head_dim));
+                    f(i, part(x, first, take, head_dim));
+                }
                 Self::F16(x) => {
                     kernels::widen_f16(d, part(x, first, take, head_dim), widened);
                     f(i, widened);

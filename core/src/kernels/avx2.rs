@@ -136,6 +136,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a hint that touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx2.
         let power = |v| unsafe {

@@ -111,6 +111,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a hint that touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     fn exp2_bits(self, v: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx512f.
         unsafe {

@@ -30,6 +30,9 @@ pub trait Lanes: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         self.less(b, a, a, b)
     }
+    /// Asks for the cache line at an address, of any validity, that is read soon.
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
     /// `2^n` for the integer `n` in the low bits of each lane.
     fn exp2_bits(self, v: Self::V) -> Self::V;
     /// The lanes of each argument folded in halves.
@@ -295,10 +298,19 @@ pub fn exp_sum<L: Lanes>(l: L, max: f32, x: &mut [f32]) -> f32 {
 }
 
 #[inline(always)]
+pub fn prefetch<L: Lanes>(l: L, x: &[f32]) {
+    for line in x.chunks(LANES) {
+        l.prefetch(line.as_ptr().cast());
+    }
+}
+
+#[inline(always)]
 pub fn widen_f16<L: Lanes>(l: L, src: &[f16], dst: &mut [f32]) {
+    let ahead = size_of_val(src); // what follows is usually next
     let (src, src_tail) = src.as_chunks::<LANES>();
     let (dst, dst_tail) = dst.as_chunks_mut::<LANES>();
     for (d, s) in dst.iter_mut().zip(src) {
+        l.prefetch(s.as_ptr().cast::<u8>().wrapping_add(ahead));
         l.store(l.widen_f16(s), d);
     }
     scalar::widen_f16(src_tail, dst_tail);
@@ -306,9 +318,11 @@ pub fn widen_f16<L: Lanes>(l: L, src: &[f16], dst: &mut [f32]) {
 
 #[inline(always)]
 pub fn widen_bf16<L: Lanes>(l: L, src: &[bf16], dst: &mut [f32]) {
+    let ahead = size_of_val(src); // what follows is usually next
     let (src, src_tail) = src.as_chunks::<LANES>();
     let (dst, dst_tail) = dst.as_chunks_mut::<LANES>();
     for (d, s) in dst.iter_mut().zip(src) {
+        l.prefetch(s.as_ptr().cast::<u8>().wrapping_add(ahead));
         l.store(l.widen_bf16(s), d);
     }
     scalar::widen_bf16(src_tail, dst_tail);

@@ -119,6 +119,8 @@ macro_rules! for_each_kernel {
             fn scale_max(a: f32, x: &mut [f32]) -> f32;
             /// `x = exp(x - max)`, returning the sum; for `x <= max`.
             fn exp_sum(max: f32, x: &mut [f32]) -> f32;
+            /// Asks for memory that is read soon. The kernels read several rows at once, an order no CPU foresees.
+            fn prefetch(x: &[f32]);
             /// `dst = src` as f32.
             fn widen_f16(src: &[f16], dst: &mut [f32]);
             /// `dst = src` as f32.
