@@ -93,7 +93,8 @@ pub fn dots_many<L: Lanes>(
                 put(l, products, n, out.get_mut(at..).unwrap_or_default());
             }
         }
-        for (q, out) in queries.remainder().chunks_exact(d).zip(outs) {
+        for q in queries.remainder().chunks_exact(d) {
+            let Some(out) = outs.next() else { return };
             let out = out.get_mut(at..at.saturating_add(n)).unwrap_or_default();
             for_blocks(l, Product, rows, d, Some(q), out);
         }
