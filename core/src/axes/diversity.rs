@@ -9,7 +9,7 @@ pub enum Diversity {
     None,
     /// Distance of each key from the middle of its head's keys.
     Geometry(Geometry),
-    /// Unlike what was kept already: entries are chosen one by one. The mix must be [`Mix::Importance`].
+    /// Unlike what was kept already: entries are chosen one by one. The mix must be [`Mix::Importance`](crate::Mix::Importance).
     Mmr(Mmr),
     /// How little each key repeats others (R-KV): minus the softmax over the head's entries of the mean cosine with all
     /// of them, where each entry spares the newest one more similar to it than `threshold`. `O(len^2 head_dim)`.
@@ -20,7 +20,7 @@ pub enum Diversity {
 }
 
 /// `alpha` times the Euclidean distance to the mean key plus `beta` times the negated cosine with the mean direction
-/// (the mean of the unit keys), each scaled over the candidates. With one weight 0, [`Mix::Diversity`] takes the other
+/// (the mean of the unit keys), each scaled over the candidates. With one weight 0, [`Mix::Diversity`](crate::Mix::Diversity) takes the other
 /// metric as measured. KeyDiff and MixKV are `alpha = 0`, ManifoldKV is `beta = 0`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
@@ -34,7 +34,7 @@ pub struct Geometry {
     pub scaling: Scaling,
     /// What Euclidean distance is measured from.
     pub reference: Reference,
-    /// How redundant the distances call a head, for [`Mix::HeadRedundancy`].
+    /// How redundant the distances call a head, for [`Mix::HeadRedundancy`](crate::Mix::HeadRedundancy).
     pub redundancy: Redundancy,
 }
 

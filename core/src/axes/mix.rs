@@ -14,7 +14,7 @@ pub enum Mix {
     Raw(Depth),
     /// `(1 - rho) I + rho D`, `rho` being how much the keys of the head repeat each other:
     /// `clamp(alpha rho_e + beta rho_c, 0, 1)` with the geometry's weights, where `rho_c` is the mean cosine over pairs
-    /// of keys and `rho_e` the geometry's [`Redundancy`].
+    /// of keys and `rho_e` the geometry's [`Redundancy`](crate::Redundancy).
     HeadRedundancy,
     /// `D` where `rho` reaches the threshold, `I` elsewhere.
     HardRedundancy {
