@@ -126,7 +126,7 @@ pub(super) struct Iq4Nl;
 pub(super) struct Iq4Xs;
 
 macro_rules! simple_format {
-    ($name:ident, $bytes:expr, $signed:expr, $max:expr, |$d:ident, $b:ident| $min:expr, |$q:ident| $quants:expr) => {
+    ($name:ident, $bytes:expr, $signed:expr, $max:expr, |$b:ident| $header:expr, |$q:ident| $quants:expr) => {
         impl Format for $name {
             const BLOCK_BYTES: usize = $bytes;
             const GROUPS: usize = 1;
@@ -136,10 +136,7 @@ macro_rules! simple_format {
             #[inline(always)]
             unsafe fn header($b: *const u8) -> (f32, f32) {
                 // SAFETY: the block is in bounds (contract of `Format`).
-                unsafe {
-                    let $d = f16_at($b);
-                    ($d, $min)
-                }
+                unsafe { $header }
             }
             #[inline(always)]
             unsafe fn quants($q: *const u8, _g: usize) -> __m256i {
@@ -158,15 +155,21 @@ macro_rules! simple_format {
     };
 }
 
-simple_format!(Q4_0, 18, false, 15, |d, _b| -8.0 * d, |b| nibbles(b.add(2)));
-simple_format!(Q4_1, 20, false, 15, |_d, b| f16_at(b.add(2)), |b| nibbles(b.add(4)));
-simple_format!(Q5_0, 22, false, 31, |d, _b| -16.0 * d, |b| _mm256_or_si256(nibbles(b.add(6)), fifth_bits(b.add(2))));
-simple_format!(Q5_1, 24, false, 31, |_d, b| f16_at(b.add(2)), |b| _mm256_or_si256(
-    nibbles(b.add(8)),
-    fifth_bits(b.add(4))
+simple_format!(Q4_0, 18, false, 15, |b| offset(f16_at(b), -8.0), |b| nibbles(b.add(2)));
+simple_format!(Q4_1, 20, false, 15, |b| f16_pair_at(b), |b| nibbles(b.add(4)));
+simple_format!(Q5_0, 22, false, 31, |b| offset(f16_at(b), -16.0), |b| _mm256_or_si256(
+    nibbles(b.add(6)),
+    fifth_bits(b.add(2))
 ));
-simple_format!(Q8_0, 34, true, 127, |_d, _b| 0.0, |b| _mm256_loadu_si256(b.add(2).cast()));
-simple_format!(Iq4Nl, 18, true, 127, |_d, _b| 0.0, |b| iq4(nibbles(b.add(2))));
+simple_format!(Q5_1, 24, false, 31, |b| f16_pair_at(b), |b| _mm256_or_si256(nibbles(b.add(8)), fifth_bits(b.add(4))));
+simple_format!(Q8_0, 34, true, 127, |b| (f16_at(b), 0.0), |b| _mm256_loadu_si256(b.add(2).cast()));
+simple_format!(Iq4Nl, 18, true, 127, |b| (f16_at(b), 0.0), |b| iq4(nibbles(b.add(2))));
+
+/// Scale and min of quants whose zero lies at `-by`.
+#[inline(always)]
+fn offset(scale: f32, by: f32) -> (f32, f32) {
+    (scale, by * scale)
+}
 
 /// Scales and mins of the sub-blocks of a 256-value block; formats with one scale per 32 use the first eight.
 #[derive(Clone, Copy)]
@@ -300,6 +303,16 @@ unsafe fn f16_at(p: *const u8) -> f32 {
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(p.cast::<u16>().read_unaligned())))) }
 }
 
+/// Two neighbouring halves.
+#[inline(always)]
+unsafe fn f16_pair_at(p: *const u8) -> (f32, f32) {
+    // SAFETY: four bytes are in bounds and the CPU has f16c (contract of `Format`).
+    unsafe {
+        let both = _mm_cvtph_ps(_mm_cvtsi32_si128(p.cast::<i32>().read_unaligned()));
+        (_mm_cvtss_f32(both), _mm_cvtss_f32(_mm_movehdup_ps(both)))
+    }
+}
+
 /// Low nibbles of 16 bytes, then their high nibbles.
 #[inline(always)]
 unsafe fn nibbles(p: *const u8) -> __m256i {
@@ -384,7 +397,11 @@ unsafe fn gemv_planes<F: Format, const VNNI: bool, const TWO: bool>(w: WeightRow
     unsafe {
         for (i, out) in shared.as_chunks_mut::<SHARED>().0.iter_mut().enumerate() {
             let rows = std::array::from_fn(|r| row(i * SHARED + r));
-            *out = dot_rows_q8::<F, VNNI, TWO, SHARED>(rows, w.row_bytes, x);
+            *out = if VNNI {
+                dot_pairs_q8::<F, TWO>(rows, w.row_bytes, x)
+            } else {
+                dot_rows_q8::<F, VNNI, TWO, SHARED>(rows, w.row_bytes, x)
+            };
         }
         for (i, out) in single.iter_mut().enumerate() {
             [*out] = dot_rows_q8::<F, VNNI, TWO, 1>([row(n_shared + i)], w.row_bytes, x);
@@ -406,7 +423,10 @@ unsafe fn dot_rows_q8<F: Format, const VNNI: bool, const TWO: bool, const R: usi
         for b in 0..row_bytes / F::BLOCK_BYTES {
             let mut headers = [std::mem::MaybeUninit::<F::Header>::uninit(); R];
             for r in 0..R {
-                headers[r].write(F::header(rows[r].add(b * F::BLOCK_BYTES)));
+                let block = rows[r].add(b * F::BLOCK_BYTES);
+                // The same place in the next group of rows: weights come from memory, in order.
+                _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(R * row_bytes).cast());
+                headers[r].write(F::header(block));
             }
             for g in 0..F::GROUPS {
                 let i = b * F::GROUPS + g;
@@ -443,6 +463,57 @@ unsafe fn dot_rows_q8<F: Format, const VNNI: bool, const TWO: bool, const R: usi
             }
         }
         std::array::from_fn(|r| horizontal_sum(acc[r]) + mins[r])
+    }
+}
+
+/// Four rows of a 32-value format against one vector, two to a 512-bit register. Same bits as [`dot_rows_q8`].
+#[inline(always)]
+unsafe fn dot_pairs_q8<F: Format, const TWO: bool>(rows: [*const u8; 4], row_bytes: usize, x: Q8Row<'_>) -> [f32; 4] {
+    // SAFETY: as in `dot_rows_q8`; the caller's CPU has the AVX-512 set.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); 2];
+        let mut mins = [0.0_f32; 4];
+        for i in 0..row_bytes / F::BLOCK_BYTES {
+            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.q.as_ptr().add(GROUP * i).cast()));
+            let low = if TWO {
+                _mm512_broadcast_i64x4(_mm256_loadu_si256(x.low.as_ptr().add(GROUP * i).cast()))
+            } else {
+                high
+            };
+            let d = *x.d.get_unchecked(i);
+            let s = *x.s.get_unchecked(2 * i) + *x.s.get_unchecked(2 * i + 1);
+            for (p, acc) in acc.iter_mut().enumerate() {
+                let blocks = [rows[2 * p].add(i * F::BLOCK_BYTES), rows[2 * p + 1].add(i * F::BLOCK_BYTES)];
+                let mut factors = [0.0; 2];
+                for (side, block) in blocks.into_iter().enumerate() {
+                    // The same place in the next rows: weights come from memory, in order.
+                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(4 * row_bytes).cast());
+                    let header = F::header(block);
+                    let scale = F::scale(&header, 0)[0];
+                    factors[side] = scale * d;
+                    let min = if F::SIGNED { -128.0 * scale } else { F::min(&header, 0)[0] };
+                    mins[2 * p + side] = s.mul_add(min, mins[2 * p + side]);
+                }
+                let first = _mm512_castsi256_si512(F::quants(blocks[0], 0));
+                let mut q = _mm512_inserti64x4::<1>(first, F::quants(blocks[1], 0));
+                if F::SIGNED {
+                    q = _mm512_xor_si512(q, _mm512_set1_epi8(-128));
+                }
+                let mut part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q, high);
+                if TWO {
+                    part = _mm512_dpbusd_epi32(_mm512_slli_epi32::<7>(part), q, low);
+                }
+                let factor = _mm512_set1_ps(factors[0]);
+                let factor = _mm512_mask_broadcastss_ps(factor, 0xff00, _mm_set_ss(factors[1]));
+                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part), factor, *acc);
+            }
+        }
+        let mut out = mins;
+        for (p, acc) in acc.into_iter().enumerate() {
+            out[2 * p] += horizontal_sum(_mm512_castps512_ps256(acc));
+            out[2 * p + 1] += horizontal_sum(_mm512_extractf32x8_ps::<1>(acc));
+        }
+        out
     }
 }
 
