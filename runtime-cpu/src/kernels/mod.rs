@@ -136,6 +136,17 @@ impl<'a> WeightRows<'a> {
         self.data.len().checked_div(self.row_bytes).unwrap_or(0)
     }
 
+    /// The kernels read rows through pointers: their size must be what the type makes of the columns.
+    fn check(&self) {
+        assert_eq!(
+            self.ty.row_bytes(self.n_cols),
+            Some(self.row_bytes),
+            "bytes of a row of {} {}",
+            self.n_cols,
+            self.ty
+        );
+    }
+
     /// Rows `from..to`.
     pub fn slice(&self, from: usize, to: usize) -> WeightRows<'a> {
         WeightRows { data: &self.data[from * self.row_bytes..to * self.row_bytes], ..*self }
@@ -225,6 +236,7 @@ impl Dispatch {
 
     /// `out[r] = w[r] . x` for quantised rows; `out.len()` rows.
     pub fn gemv_q8(self, w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
+        w.check();
         assert!(w.data.len() >= out.len() * w.row_bytes && x.q.len() == w.n_cols, "gemv_q8 shapes");
         assert!(x.d.len() * GROUP == x.q.len() && x.s.len() * GROUP == 2 * x.q.len(), "gemv_q8 shapes");
         assert!(x.low.is_empty() || x.low.len() == x.q.len(), "gemv_q8 shapes");
@@ -233,13 +245,16 @@ impl Dispatch {
 
     /// `out[t][r] = w[r] . x[t]` for the vectors `tokens` of `x`; `out` is `[tokens][n_rows]`.
     pub fn gemm_q8(self, w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+        w.check();
         assert!(out.len() == tokens.len() * w.n_rows() && x.n_cols == w.n_cols, "gemm_q8 shapes");
+        assert!(tokens.end * x.n_cols <= x.q.len(), "gemm_q8 tokens");
         dispatch!(self, gemm_q8(w, x, tokens, out))
     }
 
     /// `out[t][r] = w[r] . x[t]` in float arithmetic; weights of any type are converted to f32 first.
     /// `x` is `[n][n_cols]`, `out` `[n][n_rows]`.
     pub fn gemm_f32(self, w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
+        w.check();
         assert!(x.len() * w.n_rows() == out.len() * w.n_cols, "gemm_f32 shapes");
         dispatch!(self, gemm_f32(w, x, out))
     }
