@@ -20,12 +20,21 @@ pub struct Engine {
 }
 
 /// How an engine computes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Worker threads; 0 means one per core.
     pub n_threads: usize,
     /// Arithmetic of quantised weights.
     pub precision: Precision,
+    /// Repacks the language model's weights for the vector kernels as they are loaded. Otherwise they stay in the file's
+    /// map, shared with other processes, and decoding is slower.
+    pub repack: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { n_threads: 0, precision: Precision::default(), repack: true }
+    }
 }
 
 impl Engine {
@@ -44,7 +53,7 @@ impl Engine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn new(model: &GgufFile, mmproj: Option<&GgufFile>, options: EngineOptions) -> Result<Engine, Error> {
-        let decoder = Decoder::load(model)?;
+        let mut decoder = Decoder::load(model)?;
         let tokenizer = Tokenizer::from_gguf(model)?;
         if tokenizer.n_tokens() > decoder.config().n_vocab {
             let (tokens, rows) = (tokenizer.n_tokens(), decoder.config().n_vocab);
@@ -55,6 +64,9 @@ impl Engine {
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
+        if options.repack {
+            decoder.repack(&compute);
+        }
         Ok(Engine { compute, decoder, tokenizer, template, vision })
     }
 

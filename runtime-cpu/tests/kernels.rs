@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use ecokv::kernels::{Dispatch, KvRows, Q8Rows, WeightRows};
+use ecokv::kernels::{Dispatch, KvRows, Packed, Q8Rows, WeightRows};
 use ecokv::quant::{GgmlType, dequantize_row};
+use ecokv::threads::Pool;
 use half::f16;
 use safetensors::SafeTensors;
 
@@ -65,6 +66,7 @@ fn quantised(x: &[f32], two_planes: bool) -> Vec<f32> {
 #[test]
 fn quantised_products_match_float64() {
     // 9 tokens and 37 rows reach every tail of the tiles.
+    let pool = Pool::new(2).unwrap();
     for ty in QUANTISED {
         let n_rows = 37;
         let (data, row_bytes, n_cols) = weights(ty, n_rows);
@@ -85,6 +87,16 @@ fn quantised_products_match_float64() {
             }
             let mut gemm = vec![0.0; n * n_rows];
             dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            if dispatch.packs() {
+                // The same panels, kept: all rows, some rows, one token.
+                let packed = Packed::new(w, &pool);
+                let mut all = vec![0.0; n * n_rows];
+                dispatch.gemm_packed(packed.rows(0, n_rows), &q8, 0..n, &mut all);
+                assert_eq!(all, gemm, "{} {}", dispatch.name(), ty.name());
+                let mut some = vec![0.0; 21];
+                dispatch.gemm_packed(packed.rows(16, n_rows), &q8, 8..9, &mut some);
+                assert_eq!(some, gemm[8 * n_rows + 16..], "{} {}", dispatch.name(), ty.name());
+            }
             for t in 0..n {
                 let xt = quantised(&x[t * n_cols..(t + 1) * n_cols], two_planes);
                 for r in 0..n_rows {

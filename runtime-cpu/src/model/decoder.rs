@@ -5,7 +5,7 @@ use crate::Error;
 use crate::cache::{KvCache, LayerCache, Staging};
 use crate::gguf::GgufFile;
 use crate::ops::attention::{self, DecodeScratch, Mask};
-use crate::ops::linear::Input;
+use crate::ops::linear::{Input, forward_one};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Rope;
 use crate::ops::{Compute, Linear};
@@ -13,7 +13,7 @@ use crate::ops::{Compute, Linear};
 /// Tokens per pass through the matrices of a layer: bounds the scratch of a prefill.
 const BLOCK: usize = 512;
 
-/// The weights of a language model. Matrices stay in the file.
+/// The weights of a language model. Matrices stay in the file until they are [repacked](Decoder::repack).
 pub struct Decoder {
     config: ModelConfig,
     token_embd: Linear,
@@ -128,6 +128,16 @@ impl Decoder {
             output,
             config,
         })
+    }
+
+    /// Repacks all matrices for the vector kernels, where that pays; they no longer stay in the file then.
+    pub fn repack(&mut self, cx: &Compute) {
+        for l in &mut self.layers {
+            for m in [&mut l.q, &mut l.k, &mut l.v, &mut l.o, &mut l.gate, &mut l.up, &mut l.down] {
+                m.repack(cx);
+            }
+        }
+        self.output.repack(cx);
     }
 
     /// Rotary embedding.
@@ -257,9 +267,8 @@ impl Decoder {
         for (l, layer) in self.layers.iter().enumerate() {
             d.rms_norm(&s.x, &layer.attn_norm, c.rms_eps, &mut s.h);
             s.input.prepare(cx, &[&layer.q, &layer.k, &layer.v], &s.h, 1);
-            layer.q.forward_with(cx, &s.h, &s.input, 1, &mut s.q);
-            layer.k.forward_with(cx, &s.h, &s.input, 1, &mut s.k);
-            layer.v.forward_with(cx, &s.h, &s.input, 1, &mut s.v);
+            let Layer { q, k, v, gate, up, .. } = layer;
+            forward_one(cx, &s.h, &s.input, 0, [(q, &mut s.q), (k, &mut s.k), (v, &mut s.v)]);
             self.rope.rotate(&mut s.q, &s.cos, &s.sin);
             self.rope.rotate(&mut s.k, &s.cos, &s.sin);
             let rows = cache.layer_mut(l);
@@ -270,8 +279,7 @@ impl Decoder {
             d.add(&mut s.x, &s.h);
             d.rms_norm(&s.x, &layer.ffn_norm, c.rms_eps, &mut s.h);
             s.input.prepare(cx, &[&layer.gate, &layer.up], &s.h, 1);
-            layer.gate.forward_with(cx, &s.h, &s.input, 1, &mut s.gate);
-            layer.up.forward_with(cx, &s.h, &s.input, 1, &mut s.up);
+            forward_one(cx, &s.h, &s.input, 0, [(gate, &mut s.gate), (up, &mut s.up)]);
             d.silu_mul(&mut s.gate, &s.up);
             s.input.prepare(cx, &[&layer.down], &s.gate, 1);
             layer.down.forward_with(cx, &s.gate, &s.input, 1, &mut s.h);
