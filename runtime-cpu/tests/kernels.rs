@@ -81,6 +81,7 @@ fn quantised_products_match_float64() {
             let mut q8 = Q8Rows::default();
             q8.resize(n, n_cols, two_planes);
             q8.chunks_mut(n).into_iter().for_each(|to| dispatch.quantize_q8(&x, to));
+            q8.tile(&pool);
             let mut gemv = vec![0.0; n * n_rows];
             for (t, out) in gemv.chunks_mut(n_rows).enumerate() {
                 dispatch.gemv_q8(w, q8.row(t), out);
@@ -109,10 +110,14 @@ fn quantised_products_match_float64() {
                     }
                 }
             }
-            // A part of the tokens gives the same bits as the whole.
+            // A part of the tokens gives the same bits as the whole, and so do rows without tiles.
             let mut part = vec![0.0; 4 * n_rows];
             dispatch.gemm_q8(w, &q8, 3..7, &mut part);
             assert_eq!(part, gemm[3 * n_rows..7 * n_rows], "{} {}", dispatch.name(), ty.name());
+            q8.resize(n, n_cols, two_planes);
+            let tiled = std::mem::replace(&mut gemm, vec![0.0; n * n_rows]);
+            dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            assert_eq!(tiled, gemm, "{} {}", dispatch.name(), ty.name());
         }
     }
 }

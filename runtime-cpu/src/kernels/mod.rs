@@ -33,6 +33,9 @@ use crate::quant::GgmlType;
 /// Rows of a panel: one vector lane each at the widest level.
 pub(crate) const PANEL_ROWS: usize = 16;
 
+/// Tokens that lie side by side for the kernels that take several at once.
+const TILE: usize = 8;
+
 /// Values that share one activation scale.
 pub(crate) const GROUP: usize = 32;
 
@@ -74,6 +77,22 @@ pub struct Q8Rows {
     d: Vec<f32>,
     s: Vec<f32>,
     total: Vec<f32>,
+    /// `[n / TILE][n_cols / 32]` The same once more, whole tiles only.
+    tiles: Vec<TileGroup>,
+    /// Tokens in `tiles`.
+    tiled: usize,
+}
+
+/// 32 columns of a tile of tokens, side by side.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct TileGroup {
+    /// Four columns each.
+    q: [[[i8; 4]; TILE]; GROUP / 4],
+    low: [[[i8; 4]; TILE]; GROUP / 4],
+    d: [f32; TILE],
+    total: [f32; TILE],
+    s: [[f32; TILE]; 2],
 }
 
 /// Mutable parts of one or more rows of [`Q8Rows`].
@@ -121,6 +140,7 @@ impl Q8Rows {
         self.d.resize(n * n_cols / GROUP, 0.0);
         self.s.resize(n * n_cols / (GROUP / 2), 0.0);
         self.total.resize(n * n_cols / GROUP, 0.0);
+        self.tiled = 0;
     }
 
     /// Row `i`.
@@ -138,6 +158,43 @@ impl Q8Rows {
         let floats = self.d.chunks_mut(n / GROUP).zip(self.total.chunks_mut(n / GROUP));
         let parts = self.q.chunks_mut(n).zip(floats).zip(self.s.chunks_mut(n / (GROUP / 2)));
         parts.map(|((q, (d, total)), s)| Q8Mut { q, low: low.next().unwrap_or_default(), d, s, total }).collect()
+    }
+
+    /// Lays whole tiles of the filled rows side by side, which makes products of many tokens faster.
+    pub fn tile(&mut self, pool: &crate::threads::Pool) {
+        let (n, groups) = (self.n_cols, self.n_cols / GROUP);
+        let n_tiles = self.q.len() / n.max(1) / TILE;
+        const EMPTY: TileGroup = TileGroup {
+            q: [[[0; 4]; TILE]; GROUP / 4],
+            low: [[[0; 4]; TILE]; GROUP / 4],
+            d: [0.0; TILE],
+            total: [0.0; TILE],
+            s: [[0.0; TILE]; 2],
+        };
+        self.tiles.resize(n_tiles * groups, EMPTY);
+        self.tiled = n_tiles * TILE;
+        let Q8Rows { q, low, d, s, total, tiles, .. } = self;
+        pool.chunks(tiles, groups, |tile, records| {
+            for i in 0..TILE {
+                let t = tile * TILE + i;
+                for (g, to) in records.iter_mut().enumerate() {
+                    let at = t * n + g * GROUP;
+                    for (to, from) in to.q.iter_mut().zip(q[at..at + GROUP].as_chunks().0) {
+                        to[i] = *from;
+                    }
+                    if !low.is_empty() {
+                        for (to, from) in to.low.iter_mut().zip(low[at..at + GROUP].as_chunks().0) {
+                            to[i] = *from;
+                        }
+                    }
+                    let at = t * groups + g;
+                    to.d[i] = d[at];
+                    to.total[i] = total[at];
+                    to.s[0][i] = s[2 * at];
+                    to.s[1][i] = s[2 * at + 1];
+                }
+            }
+        });
     }
 
     /// All rows, for filling.

@@ -181,5 +181,8 @@ impl Input {
         let rows = n.div_ceil(cx.pool.n_threads()).max(4);
         let parts: Vec<_> = self.q8.chunks_mut(rows).into_iter().zip(x.chunks(rows * n_cols)).collect();
         cx.pool.each(parts, |(to, x)| cx.dispatch.quantize_q8(x, to));
+        if cx.dispatch.packs() {
+            self.q8.tile(&cx.pool);
+        }
     }
 }

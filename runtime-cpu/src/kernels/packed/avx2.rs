@@ -66,10 +66,10 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize>(
+    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize, const STEP: usize>(
         q: *const u8,
-        x: [*const i8; N],
-        low: [*const i8; N],
+        x: *const i8,
+        low: *const i8,
     ) -> [__m256i; N] {
         // SAFETY: the contract of `Isa`.
         unsafe {
@@ -83,10 +83,10 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
                     if P::LAYOUT.halves && i != H {
                         continue;
                     }
-                    let at = 4 * (v + 4 * i);
+                    let at = STEP * (v + 4 * i);
                     for t in 0..N {
-                        let high = _mm256_set1_epi32(x[t].add(at).cast::<i32>().read_unaligned());
-                        let low = _mm256_set1_epi32(low[t].add(at).cast::<i32>().read_unaligned());
+                        let high = _mm256_set1_epi32(x.add(at + 4 * t).cast::<i32>().read_unaligned());
+                        let low = _mm256_set1_epi32(low.add(at + 4 * t).cast::<i32>().read_unaligned());
                         if VNNI {
                             a[t] = _mm256_dpbusd_avx_epi32(a[t], w, high);
                             if TWO {

@@ -43,10 +43,10 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize>(
+    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize, const STEP: usize>(
         q: *const u8,
-        x: [*const i8; N],
-        low: [*const i8; N],
+        x: *const i8,
+        low: *const i8,
     ) -> [__m512i; N] {
         // SAFETY: the contract of `Isa`.
         unsafe {
@@ -57,12 +57,12 @@ impl Isa for Avx512 {
                     if P::LAYOUT.halves && i != H {
                         continue;
                     }
-                    let at = 4 * (v + 4 * i);
+                    let at = STEP * (v + 4 * i);
                     for t in 0..N {
-                        let high = _mm512_set1_epi32(x[t].add(at).cast::<i32>().read_unaligned());
+                        let high = _mm512_set1_epi32(x.add(at + 4 * t).cast::<i32>().read_unaligned());
                         a[t] = _mm512_dpbusd_epi32(a[t], w, high);
                         if TWO {
-                            let low = _mm512_set1_epi32(low[t].add(at).cast::<i32>().read_unaligned());
+                            let low = _mm512_set1_epi32(low.add(at + 4 * t).cast::<i32>().read_unaligned());
                             b[t] = _mm512_dpbusd_epi32(b[t], w, low);
                         }
                     }

@@ -20,7 +20,7 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 mod pack;
 
-use super::{GROUP, PANEL_ROWS, Q8Rows, WeightRows};
+use super::{GROUP, PANEL_ROWS, Q8Rows, TILE, TileGroup, WeightRows};
 use crate::quant::GgmlType;
 
 /// A whole matrix, repacked.
@@ -218,11 +218,12 @@ pub(super) trait Isa {
     unsafe fn zero() -> Self::Float;
 
     /// Dot products of the columns of a group, or of half `H` of it, with `N` tokens: `128 x[t] + low[t]` if `TWO`.
-    /// `q` points to the first lane of the group's first line.
-    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize>(
+    /// `q` points to the first lane of the group's first line, `x` and `low` to the group's first four columns; the next
+    /// four columns are `STEP` bytes on, those of the next token 4.
+    unsafe fn dots<P: Packing, const N: usize, const TWO: bool, const H: usize, const STEP: usize>(
         q: *const u8,
-        x: [*const i8; N],
-        low: [*const i8; N],
+        x: *const i8,
+        low: *const i8,
     ) -> [Self::Int; N];
 
     /// `LANES` halves.
@@ -278,11 +279,11 @@ pub(super) unsafe fn panels<I: Isa, P: Packing, const N: usize, const TWO: bool>
             // SAFETY: the caller's contract.
             unsafe {
                 let out = out.add((t - tokens.start) * out_stride + i * PANEL_ROWS);
-                if left >= N {
-                    tile::<I, P, N, TWO>(panel, w.n_cols, x, t, out, out_stride, n_rows);
+                if left >= N && t % TILE + N <= TILE && t / TILE * TILE + TILE <= x.tiled {
+                    tile::<I, P, N, TWO, { 4 * TILE }>(panel, w.n_cols, x, t, out, out_stride, n_rows);
                     t += N;
                 } else {
-                    tile::<I, P, 1, TWO>(panel, w.n_cols, x, t, out, out_stride, n_rows);
+                    tile::<I, P, 1, TWO, 4>(panel, w.n_cols, x, t, out, out_stride, n_rows);
                     t += 1;
                 }
             }
@@ -290,9 +291,9 @@ pub(super) unsafe fn panels<I: Isa, P: Packing, const N: usize, const TWO: bool>
     }
 }
 
-/// One panel, `N` tokens.
+/// One panel, `N` tokens, from a tile or, if `STEP` is 4, one from its row.
 #[inline(always)]
-unsafe fn tile<I: Isa, P: Packing, const N: usize, const TWO: bool>(
+unsafe fn tile<I: Isa, P: Packing, const N: usize, const TWO: bool, const STEP: usize>(
     panel: *const u8,
     n_cols: usize,
     x: &Q8Rows,
@@ -305,17 +306,7 @@ unsafe fn tile<I: Isa, P: Packing, const N: usize, const TWO: bool>(
     let n_groups = n_cols / GROUP;
     // SAFETY: the caller's contract; a panel has the parts that its layout says.
     unsafe {
-        let (mut xq, mut xl) = ([std::ptr::null::<i8>(); N], [std::ptr::null::<i8>(); N]);
-        let (mut xd, mut xs, mut xt) =
-            ([std::ptr::null::<f32>(); N], [std::ptr::null::<f32>(); N], [std::ptr::null::<f32>(); N]);
-        let low = if TWO { &x.low } else { &x.q };
-        for t in 0..N {
-            xq[t] = x.q.as_ptr().add((first + t) * n_cols);
-            xl[t] = low.as_ptr().add((first + t) * n_cols);
-            xd[t] = x.d.as_ptr().add((first + t) * n_groups);
-            xs[t] = x.s.as_ptr().add((first + t) * n_groups * 2);
-            xt[t] = x.total.as_ptr().add((first + t) * n_groups);
-        }
+        let from = Tokens::at::<TWO, STEP>(x, first);
         let mut lane = 0;
         while lane < n_rows {
             let mut acc = [I::zero(); N];
@@ -331,22 +322,18 @@ unsafe fn tile<I: Isa, P: Packing, const N: usize, const TWO: bool>(
                             I::prefetch(q.wrapping_add(AHEAD + 64 * line));
                         }
                     }
-                    let (mut qt, mut lt) = (xq, xl);
-                    for t in 0..N {
-                        qt[t] = xq[t].add(g * GROUP);
-                        lt[t] = xl[t].add(g * GROUP);
-                    }
+                    let x = from.group::<STEP>(g);
                     for h in 0..l.n_halves() {
                         let part = if h == 0 {
-                            I::dots::<P, N, TWO, 0>(q.add(4 * lane), qt, lt)
+                            I::dots::<P, N, TWO, 0, STEP>(q.add(4 * lane), x.q, x.low)
                         } else {
-                            I::dots::<P, N, TWO, 1>(q.add(4 * lane), qt, lt)
+                            I::dots::<P, N, TWO, 1, STEP>(q.add(4 * lane), x.q, x.low)
                         };
                         let (scale, min) = header.factors::<P>(q.add(l.group_bytes()), h, lane);
                         for t in 0..N {
-                            acc[t] = I::add_ints(acc[t], part[t], I::mul(scale, I::splat(*xd[t].add(g))));
+                            acc[t] = I::add_ints(acc[t], part[t], I::mul(scale, I::splat(*x.d.add(t))));
                             if offset::<I, P>() != 0 || l.min {
-                                let s = if l.halves { *xs[t].add(2 * g + h) } else { *xt[t].add(g) };
+                                let s = if l.halves { *x.s.add(h * STEP / 4 + t) } else { *x.total.add(t) };
                                 acc[t] = I::add_product(acc[t], min, I::splat(s));
                             }
                         }
@@ -360,6 +347,56 @@ unsafe fn tile<I: Isa, P: Packing, const N: usize, const TWO: bool>(
         }
     }
 }
+
+/// Where the activations of a tile, or of one row, lie.
+#[derive(Clone, Copy)]
+struct Tokens {
+    q: *const i8,
+    low: *const i8,
+    d: *const f32,
+    total: *const f32,
+    s: *const f32,
+}
+
+impl Tokens {
+    /// From the first group of token `t` on.
+    #[inline(always)]
+    unsafe fn at<const TWO: bool, const STEP: usize>(x: &Q8Rows, t: usize) -> Tokens {
+        let (n, groups) = (x.n_cols, x.n_cols / GROUP);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if STEP == 4 {
+                let q = x.q.as_ptr().add(t * n);
+                let low = if TWO { x.low.as_ptr().add(t * n) } else { q };
+                let (d, total) = (x.d.as_ptr().add(t * groups), x.total.as_ptr().add(t * groups));
+                return Tokens { q, low, d, total, s: x.s.as_ptr().add(2 * t * groups) };
+            }
+            let record = x.tiles.as_ptr().add(t / TILE * groups).cast::<i8>().add(4 * (t % TILE));
+            let floats = record.add(2 * GROUP * TILE).cast::<f32>();
+            let (total, s) = (floats.add(TILE), floats.add(2 * TILE));
+            Tokens { q: record, low: record.add(GROUP * TILE), d: floats, total, s }
+        }
+    }
+
+    /// From group `g` on.
+    #[inline(always)]
+    unsafe fn group<const STEP: usize>(self, g: usize) -> Tokens {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (bytes, floats, halves) = if STEP == 4 { (GROUP, 1, 2) } else { (RECORD, RECORD / 4, RECORD / 4) };
+            Tokens {
+                q: self.q.add(g * bytes),
+                low: self.low.add(g * bytes),
+                d: self.d.add(g * floats),
+                total: self.total.add(g * floats),
+                s: self.s.add(g * halves),
+            }
+        }
+    }
+}
+
+/// Bytes of a group of a tile.
+const RECORD: usize = size_of::<TileGroup>();
 
 /// How far ahead of its use a decode step asks for a line, in bytes: what memory delivers in its latency.
 const AHEAD: usize = 4096;
