@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::Error;
 use crate::gguf::GgufFile;
+use crate::kernels::Dispatch;
 use crate::model::{Decoder, ModelConfig, VisionTower};
 use crate::ops::{Compute, Precision};
 use crate::template::ChatTemplate;
@@ -26,6 +27,8 @@ pub struct EngineOptions {
     pub n_threads: usize,
     /// Arithmetic of quantised weights.
     pub precision: Precision,
+    /// Instruction set of the kernels; `None` means the best of this CPU.
+    pub dispatch: Option<Dispatch>,
 }
 
 impl Engine {
@@ -55,6 +58,7 @@ impl Engine {
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
+        compute.dispatch = options.dispatch.unwrap_or(compute.dispatch);
         Ok(Engine { compute, decoder, tokenizer, template, vision })
     }
 

@@ -25,6 +25,7 @@ mod formats_x86;
 
 use half::f16;
 
+use crate::Error;
 use crate::quant::GgmlType;
 
 /// Rows of a panel: one vector lane each at the widest level.
@@ -209,9 +210,14 @@ impl Dispatch {
         levels
     }
 
-    /// The level called `name`, if this CPU has it.
-    pub fn by_name(name: &str) -> Option<Dispatch> {
-        Self::available().into_iter().find(|d| d.name() == name)
+    /// The level called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Dispatch`] if this CPU has no such level.
+    pub fn by_name(name: &str) -> Result<Dispatch, Error> {
+        let levels = Self::available();
+        let missing = || Error::Dispatch { name: name.into(), available: levels.iter().map(|d| d.name()).collect() };
+        levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
     /// `scalar`, `avx2` or `avx512`.
