@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::Error;
 use crate::gguf::GgufFile;
+use crate::kernels::Dispatch;
 use crate::model::{Decoder, ModelConfig, VisionTower};
 use crate::ops::{Compute, Precision};
 use crate::template::ChatTemplate;
@@ -26,6 +27,8 @@ pub struct EngineOptions {
     pub n_threads: usize,
     /// Arithmetic of quantised weights.
     pub precision: Precision,
+    /// Instruction set of the kernels; `None` means the best of this CPU.
+    pub dispatch: Option<Dispatch>,
     /// Repacks the language model's weights for the vector kernels as they are loaded. Otherwise they stay in the file's
     /// map, shared with other processes, and decoding is slower.
     pub repack: bool,
@@ -33,7 +36,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { n_threads: 0, precision: Precision::default(), repack: true }
+        EngineOptions { n_threads: 0, precision: Precision::default(), dispatch: None, repack: true }
     }
 }
 
@@ -64,6 +67,7 @@ impl Engine {
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
+        compute.dispatch = options.dispatch.unwrap_or(compute.dispatch);
         if options.repack {
             decoder.repack(&compute);
         }

@@ -69,7 +69,9 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
-    /// Whether each position so far came from an image.
+    /// Positions that the last eviction chose among.
+    n_evicted: usize,
+    /// Whether each position so far came from an image; generated tokens may be missing at the end.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
     route: Vec<RouteLayer>,
@@ -98,6 +100,7 @@ impl<'e> Session<'e> {
             engine,
             options,
             n_past: 0,
+            n_evicted: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
@@ -168,6 +171,20 @@ impl<'e> Session<'e> {
         Ok(logits)
     }
 
+    /// Goes back to the first `n_past` positions and forgets what came after them.
+    ///
+    /// # Errors
+    /// [`Error::Rewind`] if there are fewer positions, or if an eviction has already chosen among those to be forgotten.
+    pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
+        if !(self.n_evicted..=self.n_past).contains(&n_past) {
+            return Err(Error::Rewind { to: n_past, first: self.n_evicted, last: self.n_past });
+        }
+        self.cache.truncate(n_past as u32);
+        self.images.truncate(n_past);
+        self.n_past = n_past;
+        Ok(())
+    }
+
     /// The cache.
     pub fn cache(&self) -> &KvCache {
         &self.cache
@@ -204,12 +221,16 @@ impl<'e> Session<'e> {
             rest = after;
         }
         let positions: Vec<u32> = (self.n_past..self.n_past + n).map(|p| p as u32).collect();
+        self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
         let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
         let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
         self.n_past += n;
+        if self.options.eviction.is_some() {
+            self.n_evicted = self.n_past;
+        }
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;

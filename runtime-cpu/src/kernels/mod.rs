@@ -28,6 +28,7 @@ use half::f16;
 
 pub use packed::{Packed, PackedRows};
 
+use crate::Error;
 use crate::quant::GgmlType;
 
 /// Rows of a panel: one vector lane each at the widest level.
@@ -284,9 +285,14 @@ impl Dispatch {
         levels
     }
 
-    /// The level called `name`, if this CPU has it.
-    pub fn by_name(name: &str) -> Option<Dispatch> {
-        Self::available().into_iter().find(|d| d.name() == name)
+    /// The level called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Dispatch`] if this CPU has no such level.
+    pub fn by_name(name: &str) -> Result<Dispatch, Error> {
+        let levels = Self::available();
+        let missing = || Error::Dispatch { name: name.into(), available: levels.iter().map(|d| d.name()).collect() };
+        levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
     /// `scalar`, `avx2`, `avxvnni` or `avx512`.
