@@ -3,8 +3,9 @@
 use crate::Error;
 use crate::engine::Engine;
 use crate::image::RgbImage;
-use crate::model::ImageEmbedding;
+use crate::model::{ImageEmbedding, ImagePart};
 use crate::template::{MEDIA_MARKER, Message};
+use crate::tokenizer::Tokenizer;
 
 /// A prompt, tokenised and with its images encoded.
 #[derive(Clone, Debug, Default)]
@@ -80,15 +81,22 @@ impl Prompt {
         if tokenizer.needs_bos(text) {
             chunks.push(Chunk::Tokens(tokenizer.bos().into_iter().collect()));
         }
+        let mut text = String::new();
         for (i, piece) in pieces.iter().enumerate() {
             if let (Some(vision), Some(image)) = (vision, i.checked_sub(1).and_then(|i| images.get(i))) {
-                chunks.push(Chunk::Image(vision.encode(&engine.compute, image)?));
+                for part in vision.encode(&engine.compute, image)? {
+                    match part {
+                        ImagePart::Text(marker) => text += &marker,
+                        ImagePart::Rows(rows) => {
+                            push_text(tokenizer, &mut chunks, &mut text);
+                            chunks.push(Chunk::Image(rows));
+                        }
+                    }
+                }
             }
-            let ids = tokenizer.encode(piece, false, true);
-            if !ids.is_empty() {
-                chunks.push(Chunk::Tokens(ids));
-            }
+            text += piece;
         }
+        push_text(tokenizer, &mut chunks, &mut text);
         Ok(Prompt { chunks })
     }
 }
@@ -100,6 +108,15 @@ impl Chunk {
             Chunk::Image(image) => image.n_tokens,
         }
     }
+}
+
+/// Tokenises the text gathered between two runs of image rows, in one piece: tokens may span markers.
+fn push_text(tokenizer: &Tokenizer, chunks: &mut Vec<Chunk>, text: &mut String) {
+    let ids = tokenizer.encode(text, false, true);
+    if !ids.is_empty() {
+        chunks.push(Chunk::Tokens(ids));
+    }
+    text.clear();
 }
 
 fn with_markers(text: &str, n_images: usize) -> Result<String, Error> {

@@ -6,9 +6,7 @@ pub mod families;
 mod projector;
 mod rotation;
 mod vision;
-mod vision_config;
 
 pub use config::ModelConfig;
 pub use decoder::{DecodeState, Decoder, Logits, Staged};
-pub use vision::{ImageEmbedding, VisionTower};
-pub use vision_config::{Activation, ProjectorKind, VisionConfig};
+pub use vision::{Activation, ImageEmbedding, ImagePart, ProjectorKind, VisionConfig, VisionTower};
