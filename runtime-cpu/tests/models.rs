@@ -1,11 +1,11 @@
 //! Whole models against transformers in float32 (and kvpress for eviction): tiny random weights, recorded outputs.
 
+#[path = "../../examples/golden/mod.rs"]
 mod golden;
 
 use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
-use ecokv::image::RgbImage;
-use ecokv::model::{Decoder, ImagePart, Logits};
+use ecokv::model::{Decoder, Logits};
 use ecokv::ops::attention::{Mask, column_sums};
 use ecokv::ops::rope::Position;
 use ecokv::ops::{Compute, Precision};
@@ -105,36 +105,6 @@ fn every_block_format_in_one_model_matches_float_arithmetic() {
     let n_vocab = int8.len() / ids.len();
     let agree = int8.chunks(n_vocab).zip(want.chunks(n_vocab)).filter(|(a, b)| argmax(a) == argmax(b)).count();
     assert!(agree + 2 >= ids.len(), "{agree} of {} argmaxes", ids.len());
-}
-
-#[test]
-fn llava_answers_like_transformers() {
-    let golden = Golden::load("models/llava15/golden.safetensors");
-    let engine = engine("models/llava15/model-f32.gguf", Some("models/llava15/mmproj-f32.gguf"), 2);
-    let pixels = golden.get("image").iter().map(|&v| v as u8).collect();
-    let image = RgbImage::from_rgb(32, 32, pixels).unwrap();
-    let parts = engine.vision().unwrap().encode(engine.compute(), &image).unwrap();
-    let [ImagePart::Rows(rows)] = &parts[..] else { panic!("{parts:?}") };
-    let error = relative(&rows.data, golden.get("image_embeds"));
-    println!("llava15 image embeddings: {error:.1e}");
-    assert!(error < VISION, "image embeddings: {error}");
-    let text = "USER: <__media__>\nWhat is in the image? ASSISTANT:";
-    let prompt = Prompt::raw(&engine, text, &[image]).unwrap();
-    assert_eq!(prompt.n_image_tokens(), 16);
-    assert_eq!(prompt.n_tokens(), golden.ids("input_ids").len());
-    let mut session = Session::new(&engine, options(KvType::F32, None)).unwrap();
-    let logits = session.prefill_all_logits(&prompt).unwrap();
-    let error = relative(&logits, golden.get("logits"));
-    println!("llava15 logits: {error:.1e}");
-    assert!(error < VISION, "logits: {error}");
-    let n_vocab = engine.config().n_vocab;
-    let mut last = logits[logits.len() - n_vocab..].to_vec();
-    for (step, (want, &id)) in golden.get("gen_logits").chunks(n_vocab).zip(&golden.ids("gen_ids")).enumerate() {
-        assert_eq!(argmax(&last), id, "step {step}");
-        last = session.decode(id).unwrap().to_vec();
-        let error = relative(&last, want);
-        assert!(error < VISION, "step {step}: {error}");
-    }
 }
 
 /// kvpress's eviction of 60 % of a prompt of 120 tokens, then 12 forced tokens at their original positions.

@@ -9,4 +9,6 @@ mod vision;
 
 pub use config::ModelConfig;
 pub use decoder::{DecodeState, Decoder, Logits, Staged};
-pub use vision::{Activation, ImageEmbedding, ImagePart, ProjectorKind, VisionConfig, VisionTower};
+pub use vision::{
+    Activation, ImageCost, ImageEmbedding, ImageLimits, ImagePart, ProjectorKind, Tiling, VisionConfig, VisionTower,
+};

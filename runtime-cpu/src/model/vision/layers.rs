@@ -92,6 +92,7 @@ impl Block {
         match config.activation {
             Activation::QuickGelu => act::quick_gelu(cx, &mut s.ff),
             Activation::Gelu => act::gelu_erf(cx, &mut s.ff),
+            Activation::GeluTanh => act::gelu_tanh(cx, &mut s.ff),
             Activation::Silu => act::silu(cx, &mut s.ff),
         }
         self.down.forward(cx, &s.ff, n, &mut s.h);
@@ -112,6 +113,13 @@ impl LayerNorm {
             bias: vector(file, &format!("{name}.bias"), config.n_embd)?,
             eps: config.eps,
         })
+    }
+
+    /// As [`forward`](Self::forward), to a new buffer.
+    pub fn applied(&self, cx: &Compute, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        self.forward(cx, x, &mut out);
+        out
     }
 
     pub fn forward(&self, cx: &Compute, x: &[f32], out: &mut [f32]) {

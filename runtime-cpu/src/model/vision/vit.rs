@@ -1,7 +1,7 @@
 //! The plain vision transformer (Dosovitskiy et al. 2021) at a fixed size: CLIP (Radford et al. 2021) with a class token
-//! and a norm in front.
+//! and a norm in front, SigLIP (Zhai et al. 2023) with a norm at the end.
 
-use super::config::VisionConfig;
+use super::config::{ProjectorKind, VisionConfig};
 use super::layers::{Block, LayerNorm, Scratch, add, vector};
 use crate::Error;
 use crate::gguf::GgufFile;
@@ -18,6 +18,7 @@ pub struct Vit {
     position_embd: Vec<f32>,
     pre_ln: Option<LayerNorm>,
     blocks: Vec<Block>,
+    post_ln: Option<LayerNorm>,
 }
 
 impl Vit {
@@ -33,12 +34,18 @@ impl Vit {
             Some(_) => Some(LayerNorm::load(file, "v.pre_ln", config)?),
             None => None,
         };
+        // LLaVA's features come from before it, should a file have it.
+        let post_ln = match config.projector {
+            ProjectorKind::Mlp => None,
+            ProjectorKind::PixelShuffle { .. } => Some(LayerNorm::load(file, "v.post_ln", config)?),
+        };
         Ok(Vit {
             patch_embd: load_patch_embedding(file, config)?,
             class_embd,
             position_embd,
             pre_ln,
             blocks: (0..config.n_layers).map(|i| Block::load(file, i, config)).collect::<Result<_, _>>()?,
+            post_ln,
         })
     }
 
@@ -54,7 +61,10 @@ impl Vit {
         }
         let class_len = self.class_embd.as_ref().map_or(0, Vec::len);
         x.drain(..class_len);
-        Ok(x)
+        Ok(match &self.post_ln {
+            Some(post_ln) => post_ln.applied(cx, &x),
+            None => x,
+        })
     }
 
     /// Patches and class token with their positions: `[class + patches][n_embd]`.
@@ -79,11 +89,7 @@ impl Vit {
         self.patch_embd.forward(cx, &patches, config.patches_per_side().pow(2), patch_rows);
         add(&mut x, &self.position_embd);
         match &self.pre_ln {
-            Some(pre_ln) => {
-                let mut normed = vec![0.0; x.len()];
-                pre_ln.forward(cx, &x, &mut normed);
-                Ok(normed)
-            }
+            Some(pre_ln) => Ok(pre_ln.applied(cx, &x)),
             None => Ok(x),
         }
     }
