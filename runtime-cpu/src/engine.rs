@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Error;
 use crate::gguf::GgufFile;
 use crate::kernels::Dispatch;
-use crate::model::{Decoder, ModelConfig, VisionTower};
+use crate::model::{Decoder, ImageLimits, ModelConfig, VisionTower};
 use crate::ops::{Compute, Precision};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -18,6 +18,7 @@ pub struct Engine {
     /// Base models have none; only a chat prompt minds.
     pub(crate) template: Result<ChatTemplate, Error>,
     pub(crate) vision: Option<VisionTower>,
+    pub(crate) image_limits: ImageLimits,
 }
 
 /// How an engine computes.
@@ -71,7 +72,12 @@ impl Engine {
         if options.repack {
             decoder.repack(&compute);
         }
-        Ok(Engine { compute, decoder, tokenizer, template, vision })
+        Ok(Engine { compute, decoder, tokenizer, template, vision, image_limits: ImageLimits::default() })
+    }
+
+    /// The same engine, with limits on what each picture of a prompt may cost.
+    pub fn with_image_limits(self, image_limits: ImageLimits) -> Engine {
+        Engine { image_limits, ..self }
     }
 
     /// Hyper-parameters of the language model.

@@ -9,6 +9,7 @@ use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
 use crate::model::{DecodeState, Logits};
+use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
 /// What a session keeps in its cache.
@@ -164,7 +165,7 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let logits = decoder.decode(compute, id, self.n_past as u32, &mut self.cache, &mut self.state);
+        let logits = decoder.decode(compute, id, Position::text(self.n_past as u32), &mut self.cache, &mut self.state);
         self.n_past += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
@@ -220,7 +221,7 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let positions: Vec<u32> = (self.n_past..self.n_past + n).map(|p| p as u32).collect();
+        let positions: Vec<Position> = (self.n_past..self.n_past + n).map(|p| Position::text(p as u32)).collect();
         self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
         let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
