@@ -245,7 +245,7 @@ impl Decoder {
         cache: &mut KvCache,
         state: &'s mut DecodeState,
     ) -> &'s [f32] {
-        cx.pool.run(|| self.step(cx, id, position, cache, state));
+        self.step(cx, id, position, cache, state);
         &state.logits
     }
 
