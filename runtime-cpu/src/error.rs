@@ -80,6 +80,9 @@ pub enum Error {
         /// Positions of the context.
         context: usize,
     },
+    /// The caller broke off.
+    #[error("cancelled")]
+    Cancelled,
     /// A route is not usable.
     #[error("{0}")]
     Route(#[from] ecokv_core::RouteError),

@@ -1,7 +1,8 @@
 //! What becomes of the entries that are not kept: slots and merging.
 
 use ecokv_core::{
-    self as ecokv, Dispatch, Evicted, Evictee, Kept, LayerMut, Merge, Policy, Reading, Retain, Slots, merge_workspace_len,
+    self as ecokv, Dispatch, Evicted, Evictee, Kept, LayerMut, Merge, Policy, Reading, Retain, Slots,
+    merge_workspace_len,
 };
 
 use crate::layer::*;

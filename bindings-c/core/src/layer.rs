@@ -151,8 +151,7 @@ pub unsafe extern "C" fn ecokv_workspace_size(
 ) -> ecokv_status_t {
     let body = || {
         // SAFETY: passed on.
-        let (chosen, layer, out) =
-            unsafe { (read_policy(policy)?, read_layer(layer)?, ptr::out(size, "size")?) };
+        let (chosen, layer, out) = unsafe { (read_policy(policy)?, read_layer(layer)?, ptr::out(size, "size")?) };
         out.write(sized(chosen.policy.workspace_len(shape(&layer), layer.rows))?);
         Ok(())
     };
@@ -176,8 +175,7 @@ pub unsafe extern "C" fn ecokv_evict_layer(
         // SAFETY: passed on.
         let (chosen, layer) = unsafe { (read_policy(policy)?, read_layer(layer)?) };
         // SAFETY: passed on.
-        let (view, workspace, keep) =
-            unsafe { (view(&layer)?, read_workspace(workspace)?, ptr::read(keep, "keep")?) };
+        let (view, workspace, keep) = unsafe { (view(&layer)?, read_workspace(workspace)?, ptr::read(keep, "keep")?) };
         // SAFETY: passed on.
         let keep = unsafe {
             Keep {
@@ -268,8 +266,9 @@ pub unsafe extern "C" fn ecokv_redundancy_layer(
         // SAFETY: passed on.
         let layer = unsafe { read_layer(layer) }?;
         // SAFETY: passed on.
-        let (view, workspace, out) =
-            unsafe { (view(&layer)?, read_workspace(workspace)?, ptr::slice_mut(redundancies, n_out, "redundancies")?) };
+        let (view, workspace, out) = unsafe {
+            (view(&layer)?, read_workspace(workspace)?, ptr::slice_mut(redundancies, n_out, "redundancies")?)
+        };
         Ok(ecokv::redundancy_layer(Dispatch::detect(), geometry, &view, workspace, out)?)
     };
     // SAFETY: passed on.

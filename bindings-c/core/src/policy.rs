@@ -148,12 +148,7 @@ pub unsafe extern "C" fn ecokv_method_get(index: usize, method: *mut ecokv_metho
         for (to, from) in name.iter_mut().take(ECOKV_NAME_SIZE.saturating_sub(1)).zip(m.name.bytes()) {
             *to = from as c_char; // ASCII
         }
-        out.write(ecokv_method_t {
-            name,
-            summary: m.summary.into(),
-            source: m.source.into(),
-            proof: m.proof.into(),
-        });
+        out.write(ecokv_method_t { name, summary: m.summary.into(), source: m.source.into(), proof: m.proof.into() });
         Ok(())
     };
     // SAFETY: null.
@@ -245,6 +240,8 @@ pub unsafe extern "C" fn ecokv_head_budgets(
 /// A policy of C's, understood.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
+    /// Name of the method.
+    pub method: &'static str,
     /// The choice inside a layer.
     pub policy: Policy,
     /// The choice between layers.
@@ -305,7 +302,7 @@ pub unsafe fn read_policy(p: *const ecokv_policy_t) -> Result<Chosen, Failure> {
             other => return Err(bad("layer_budget", ECOKV_LAYERS_PYRAMID_REFERENCE, other)),
         };
     }
-    Ok(Chosen { policy, layer_budget })
+    Ok(Chosen { method: method.name, policy, layer_budget })
 }
 
 /// A choice that does not exist; `last` is the greatest that does.

@@ -22,9 +22,8 @@ pub unsafe extern "C" fn ecokv_compact(
     let body = || {
         let bytes = rows.checked_mul(row_bytes).ok_or(Failure::new(ECOKV_OVERFLOW, "rows"))?;
         // SAFETY: passed on.
-        let (data, lists) = unsafe {
-            (ptr::slice_mut(data.cast::<u8>(), bytes, "data")?, Lists::new(starts, n_kv_heads, kept, rows)?)
-        };
+        let (data, lists) =
+            unsafe { (ptr::slice_mut(data.cast::<u8>(), bytes, "data")?, Lists::new(starts, n_kv_heads, kept, rows)?) };
         let data = data.as_mut_ptr();
         for head in lists.heads() {
             for (to, &from) in (head.start..).zip(head.kept) {
@@ -56,9 +55,8 @@ pub unsafe extern "C" fn ecokv_gather(
     let body = || {
         let bytes = rows.checked_mul(row_bytes).ok_or(Failure::new(ECOKV_OVERFLOW, "rows"))?;
         // SAFETY: passed on.
-        let (data, lists) = unsafe {
-            (ptr::slice(data.cast::<u8>(), bytes, "data")?, Lists::new(starts, n_kv_heads, kept, rows)?)
-        };
+        let (data, lists) =
+            unsafe { (ptr::slice(data.cast::<u8>(), bytes, "data")?, Lists::new(starts, n_kv_heads, kept, rows)?) };
         let n = lists.heads().fold(0usize, |n, head| n.saturating_add(head.kept.len()));
         let need = n.checked_mul(row_bytes).ok_or(Failure::new(ECOKV_OVERFLOW, "kept rows"))?;
         if to_bytes < need {
@@ -103,13 +101,15 @@ impl<'a> Lists<'a> {
     ) -> Result<Self, Failure> {
         // SAFETY: passed on.
         let (starts, kept) = unsafe { (ptr::slice(starts, n_kv_heads, "starts")?, read_kept(kept)?) };
-        let sizes = |what, need: usize, got: usize| Failure::sizes(ECOKV_LENGTH_MISMATCH, what, need as u64, got as u64);
+        let sizes =
+            |what, need: usize, got: usize| Failure::sizes(ECOKV_LENGTH_MISMATCH, what, need as u64, got as u64);
         let short = Err(sizes("counts", n_kv_heads, kept.counts.len()));
         let Some(counts) = kept.counts.get(..n_kv_heads) else { return short };
         let lists = Self { starts, counts, indices: kept.indices };
         for (head, ((list, &start), &count)) in (0u32..).zip(lists.heads().zip(starts).zip(counts)) {
             let ascending = list.kept.iter().zip(list.kept.iter().skip(1)).all(|(a, b)| a < b);
-            let end = list.kept.last().map_or(0, |&last| u64::from(start).saturating_add(last.into()).saturating_add(1));
+            let end =
+                list.kept.last().map_or(0, |&last| u64::from(start).saturating_add(last.into()).saturating_add(1));
             if list.kept.len() != count as usize || !ascending || end > rows as u64 {
                 return Err(Failure { head, ..Failure::sizes(ECOKV_HEAD_RANGE, "kept entries", end, rows as u64) });
             }

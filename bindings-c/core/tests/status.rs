@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use ecokv_core_c::*;
 use ecokv_core::Error;
+use ecokv_core_c::*;
 
 const HEADER: &str = include_str!("../include/ecokv_core.h");
 

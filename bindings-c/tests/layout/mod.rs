@@ -32,7 +32,8 @@ pub fn header_layout(name: &str) -> String {
             current = None;
         } else if let (Some(s), true) = (current, !line.starts_with("//")) {
             let field = field_name(line);
-            code += &format!("printf(\"  {field} %zu %zu\\n\", offsetof({s}, {field}), sizeof((({s} *)0)->{field}));\n");
+            code +=
+                &format!("printf(\"  {field} %zu %zu\\n\", offsetof({s}, {field}), sizeof((({s} *)0)->{field}));\n");
         }
     }
     code += "return 0;\n}\n";
