@@ -105,7 +105,7 @@ fn evicted_rows_are_masked_rows() {
 }
 
 fn gemma3() -> Engine {
-    let options = EngineOptions { n_threads: 2, precision: Precision::Float };
+    let options = EngineOptions { n_threads: 2, precision: Precision::Float, ..EngineOptions::default() };
     Engine::open(&testdata("models/gemma3/model-f32.gguf"), None, options).unwrap()
 }
 
