@@ -67,6 +67,7 @@ fn quantised(x: &[f32], two_planes: bool) -> Vec<f32> {
 fn quantised_products_match_float64() {
     // 9 tokens and 37 rows reach every tail of the tiles.
     let pool = Pool::new(2).unwrap();
+    println!("levels: {}", Dispatch::available().iter().map(|d| d.name()).collect::<Vec<_>>().join(" "));
     for ty in QUANTISED {
         let n_rows = 37;
         let (data, row_bytes, n_cols) = weights(ty, n_rows);

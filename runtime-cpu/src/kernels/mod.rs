@@ -53,6 +53,12 @@ enum Level {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 /// One activation vector, quantised: `x[i] = d[i / 32] * q[i]` with one plane, `d[i / 32] * (128 q[i] + low[i])` with
@@ -247,6 +253,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
         }
     };
 }
@@ -282,6 +291,16 @@ impl Dispatch {
                 }
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            levels.push(Dispatch(Level::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                levels.push(Dispatch(Level::NeonDot));
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    levels.push(Dispatch(Level::NeonI8mm));
+                }
+            }
+        }
         levels
     }
 
@@ -295,7 +314,7 @@ impl Dispatch {
         levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
-    /// `scalar`, `avx2`, `avxvnni` or `avx512`.
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or `i8mm`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Level::Scalar => "scalar",
@@ -305,6 +324,12 @@ impl Dispatch {
             Level::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => "dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonI8mm => "i8mm",
         }
     }
 
@@ -356,6 +381,15 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx512 => unsafe { packed::avx512::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::Neon => unsafe { packed::neon::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonDot => unsafe { packed::neon::gemm_dotprod(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonI8mm => unsafe { packed::neon::gemm_i8mm(w, x, tokens, out, out_stride) },
         }
     }
 
