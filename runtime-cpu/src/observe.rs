@@ -4,8 +4,9 @@ use ecokv_core::expected::{Pairing, mean_rotation, rotate};
 use ecokv_core::{Needs, Observation, Policy};
 
 use crate::model::{ModelConfig, Staged};
+use crate::ops::Compute;
+use crate::ops::attention::{self, Mask};
 use crate::ops::rope::{Rope, RopeKind};
-use crate::ops::{Compute, attention};
 
 /// Positions ahead over which expected attention averages the rotation (ExpectedAttention's default).
 const N_FUTURE: u32 = 512;
@@ -39,7 +40,8 @@ impl Observer {
         }
         self.window(c, s);
         if self.needs.column_sums {
-            self.column_sums = attention::column_sums(cx, s.q, s.positions.len(), s.rows, c.attention_scale);
+            self.column_sums =
+                attention::column_sums(cx, s.q, s.positions.len(), s.rows, Mask::Causal, c.attention_scale);
         }
         if self.needs.query_mean {
             self.statistics(c, rope, s);
