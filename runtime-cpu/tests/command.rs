@@ -24,6 +24,7 @@ fn json_has_exactly_the_promised_fields() {
         "tokens",
         "prompt_tokens",
         "image_tokens",
+        "image_tiles",
         "method",
         "budget",
         "kept",
@@ -152,6 +153,26 @@ fn a_model_with_its_projector_answers() {
         assert!(table.lines().any(|line| line.starts_with(row)), "{row}: {table}");
     }
     assert!(!table.contains('\u{1b}'), "no progress where nobody watches: {table:?}");
+}
+
+#[test]
+fn image_limits_bound_the_cost_and_are_stated() {
+    let folder = |name: &str| repo(&format!("testdata/models/idefics3/{name}"));
+    let (model, mmproj) = (folder("model-f32.gguf"), folder("mmproj-f32.gguf"));
+    // The tiny tower gives 4 rows for a square of 32 pixels; a picture is scaled to a longer side of 64 at most.
+    let image = repo("testdata/images/rgb.png");
+    let base = ["-m", &model, "--mmproj", &mmproj, "--image", &image, "--raw", "-p", "What?", "-n", "1"];
+    for (flag, value) in [("--image-max-tokens", "4"), ("--image-max-tiles", "1"), ("--image-longest-edge", "32")] {
+        let run = json(&[&base[..], &["--json", flag, value]].concat());
+        assert_eq!((number(&run["image_tokens"]), number(&run["image_tiles"])), (4, 1), "{flag}");
+    }
+    let output = ecokv(&[&base[..], &["--image-max-tokens", "4"]].concat());
+    let table = String::from_utf8(output.stderr).unwrap();
+    let row = table.lines().find(|line| line.starts_with("images")).unwrap_or_else(|| panic!("{table}"));
+    assert!(row.contains("1 in 1 tiles, 4 tokens, longest edge 32; limits for each: tokens 4; "), "{row}");
+    let output = ecokv(&[&base[..], &["--image-max-tokens", "3"]].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("take at least 4 tokens"), "{error}");
 }
 
 #[test]

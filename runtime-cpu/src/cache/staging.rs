@@ -107,6 +107,11 @@ impl Staging {
         self.positions[h * self.capacity + i]
     }
 
+    /// Positions of the rows of head `h`, ascending.
+    pub fn positions(&self, h: usize) -> &[u32] {
+        &self.positions[h * self.capacity..][..self.lens[h]]
+    }
+
     /// All keys and values, `[n_kv_heads][capacity][head_dim]`, to be changed after attention.
     pub fn rows_mut(&mut self) -> (&mut [f32], &mut [f32]) {
         (&mut self.keys, &mut self.values)

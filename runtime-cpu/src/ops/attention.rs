@@ -18,12 +18,14 @@ pub enum Mask {
     None,
     /// Its own row and those before it; the queries belong to the last rows of each head.
     Causal,
+    /// As `Causal`, but of those only rows less than so many positions before it.
+    Window(usize),
 }
 
 /// Attention of `n` queries over a staged layer. Query head j reads KV head `j / group`.
 ///
-/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. With [`Mask::Causal`] query `t` stands at row
-/// `len - n + t` of each head. Softmax and accumulation in f32.
+/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. Unless the mask is [`Mask::None`], query `t` stands at
+/// row `len - n + t` of each head. Softmax and accumulation in f32.
 pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32, out: &mut [f32]) {
     let queries = Queries::new(q, n, layer, mask, scale);
     // The rows that the queries of a KV head write, in the order of `Queries::tile`.
@@ -114,9 +116,15 @@ impl<'a> Queries<'a> {
 impl Mask {
     /// Rows of head `h` that query `t` of `n` sees.
     fn seen(self, layer: &Staging, h: usize, n: usize, t: usize) -> Range<usize> {
+        let len = layer.len(h);
         match self {
-            Mask::None => 0..layer.len(h),
-            Mask::Causal => 0..layer.len(h) - n + t + 1,
+            Mask::None => 0..len,
+            Mask::Causal => 0..len - n + t + 1,
+            Mask::Window(window) => {
+                let positions = &layer.positions(h)[..len - n + t + 1];
+                let own = positions[positions.len() - 1] as usize;
+                positions.partition_point(|&p| p as usize + window <= own)..positions.len()
+            }
         }
     }
 }

@@ -132,7 +132,13 @@ impl Q8Block {
         let max = x.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
         let d = max / 127.0;
         let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-        Q8Block { d: f16::from_f32(d), q: x.map(|v| (v * inverse).round() as i8) }
+        // `f32::round` in a form that is compiled to vectors.
+        let round = |v: f32| {
+            let whole = v as i32;
+            let rest = v - whole as f32;
+            (whole + i32::from(rest >= 0.5) - i32::from(rest <= -0.5)) as i8
+        };
+        Q8Block { d: f16::from_f32(d), q: x.map(|v| round(v * inverse)) }
     }
 
     /// The values.
@@ -176,8 +182,8 @@ macro_rules! dispatch {
         match $self.0 {
             Level::Scalar => scalar::$name($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if detection found avx2, fma and f16c.
-            Level::Avx2 => unsafe { avx2::$name($($arg),*) },
+            // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
+            Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found avx512 f, bw, vl and dq.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
