@@ -86,7 +86,8 @@ impl<'e> Session<'e> {
     /// An empty session.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if the context is longer than what the model was trained for.
+    /// [`Error::Prompt`] if the context is longer than what the model was trained for, [`Error::KvType`] if the cache's
+    /// type cannot hold its heads.
     pub fn new(engine: &'e Engine, mut options: SessionOptions) -> Result<Session<'e>, Error> {
         let c = engine.config();
         if options.n_ctx == 0 {
@@ -96,6 +97,7 @@ impl<'e> Session<'e> {
             let what = format!("a context of {} tokens: the model was trained for {}", options.n_ctx, c.n_ctx_train);
             return Err(Error::Prompt { what });
         }
+        options.kv_type.check(c.head_dim)?;
         Ok(Session {
             cache: KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, options.kv_type),
             state: engine.decoder.decode_state(),
@@ -282,7 +284,7 @@ impl<'e> Session<'e> {
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;
         s.prompt_tokens += n;
-        s.kv_bytes_full = evictor.rows_full * (2 * c.head_dim * self.options.kv_type.bytes() + size_of::<u32>());
+        s.kv_bytes_full = evictor.rows_full * self.options.kv_type.entry_bytes(c.head_dim);
         s.kept = self.cache.layers().iter().map(|l| (0..c.n_kv_heads).map(|h| l.len(h)).collect()).collect();
         s.recent_kept = evictor.recent_kept;
         s.nan_scores += evictor.nan_scores;

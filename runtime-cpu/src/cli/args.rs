@@ -194,6 +194,8 @@ pub struct BenchArgs {
 pub enum KvArg {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -223,6 +225,7 @@ impl From<KvArg> for KvType {
         match arg {
             KvArg::F32 => KvType::F32,
             KvArg::F16 => KvType::F16,
+            KvArg::Q8_0 => KvType::Q8_0,
         }
     }
 }
