@@ -98,6 +98,9 @@ pub enum Error {
         /// What there is.
         available: Vec<&'static str>,
     },
+    /// The caller broke off.
+    #[error("cancelled")]
+    Cancelled,
     /// A route is not usable.
     #[error("{0}")]
     Route(#[from] ecokv_core::RouteError),

@@ -239,6 +239,16 @@ impl LayerCache {
         }
     }
 
+    /// Drops the rows that a query at `position` no longer sees through a window of so many positions. Their memory is
+    /// used again when the layer grows.
+    pub fn forget(&mut self, position: u32, window: usize) {
+        for head in &mut self.heads {
+            let positions = &self.positions[head.start..head.start + head.len];
+            let gone = positions.partition_point(|&p| p as usize + window <= position as usize);
+            *head = Head { start: head.start + gone, len: head.len - gone, capacity: head.capacity - gone };
+        }
+    }
+
     /// Copies all rows, as f32, into a staged layer.
     pub fn unload(&self, to: &mut Staging) {
         let d = self.head_dim;

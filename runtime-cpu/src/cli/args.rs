@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ecokv::cache::KvType;
+use ecokv::model::ImageLimits;
 use ecokv::{EngineOptions, Sampling};
 
 /// Answers questions about text and images with quantised GGUF models on the CPU, keeping only the entries of the
@@ -79,7 +80,24 @@ pub struct RunArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
     pub method: MethodArgs,
+}
+
+/// What each image may cost. The largest size within the limits is used; a model that has none refuses the image.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Images")]
+pub struct LimitArgs {
+    /// Most positions that an image may take in the prompt [default: what the model was trained for]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_max_tokens: Option<u32>,
+    /// Most squares into which an image may be cut, its overview included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_max_tiles: Option<u32>,
+    /// Most pixels along the longer side of what the model sees
+    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_longest_edge: Option<u32>,
 }
 
 /// Which entries stay after the prompt.
@@ -205,6 +223,16 @@ impl From<KvArg> for KvType {
         match arg {
             KvArg::F32 => KvType::F32,
             KvArg::F16 => KvType::F16,
+        }
+    }
+}
+
+impl LimitArgs {
+    pub fn limits(&self) -> ImageLimits {
+        ImageLimits {
+            max_tokens: self.image_max_tokens.map(|n| n as usize),
+            max_tiles: self.image_max_tiles.map(|n| n as usize),
+            longest_edge: self.image_longest_edge,
         }
     }
 }

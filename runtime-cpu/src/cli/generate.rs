@@ -31,6 +31,8 @@ pub struct Answer {
     pub end: End,
     pub prompt_tokens: usize,
     pub image_tokens: usize,
+    /// Squares that the tower encoded.
+    pub image_tiles: usize,
     pub stats: Stats,
     /// Bytes of the cache between eviction and answer.
     pub kv_bytes: usize,
@@ -122,8 +124,16 @@ pub fn generate(
     let piece = stream.finish();
     text.push_str(piece);
     on_text(piece)?;
-    let image_tokens = prompt.n_image_tokens();
-    Ok(Answer { text, tokens, end, prompt_tokens: n_prompt, image_tokens, stats: session.stats(), kv_bytes })
+    Ok(Answer {
+        text,
+        tokens,
+        end,
+        prompt_tokens: n_prompt,
+        image_tokens: prompt.n_image_tokens(),
+        image_tiles: prompt.image_costs().iter().map(|c| c.n_tiles).sum(),
+        stats: session.stats(),
+        kv_bytes,
+    })
 }
 
 /// A small text file.

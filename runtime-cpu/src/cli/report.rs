@@ -1,6 +1,7 @@
 //! What an answer took: the closing table, the JSON object, the notes.
 
 use ecokv::Engine;
+use ecokv::model::{ImageCost, ImageLimits};
 use ecokv::template::Source;
 use ecokv_core::Recent;
 use serde::Serialize;
@@ -19,6 +20,7 @@ struct Report<'a> {
     tokens: &'a [u32],
     prompt_tokens: usize,
     image_tokens: usize,
+    image_tiles: usize,
     method: &'a str,
     budget: Option<u32>,
     /// `[n_layers][n_kv_heads]`
@@ -41,6 +43,7 @@ pub fn json(choice: &Choice, answer: &Answer) -> String {
         tokens: &answer.tokens,
         prompt_tokens: answer.prompt_tokens,
         image_tokens: answer.image_tokens,
+        image_tiles: answer.image_tiles,
         method: choice.name,
         budget: choice.eviction.map(|e| e.budget),
         kept: &s.kept,
@@ -72,7 +75,7 @@ pub fn table(engine: &Engine, args: &RunArgs, choice: &Choice, prepared: &Prepar
         ("KV cache", kv_cache(answer)),
     ];
     if answer.image_tokens > 0 {
-        rows.push(("images", format!("{:.3} s", prepared.elapsed.as_secs_f64())));
+        rows.push(("images", images(args, prepared)));
     }
     rows.extend([
         ("prefill", seconds(s.prefill.as_secs_f64(), answer.prompt_tokens)),
@@ -129,6 +132,22 @@ pub fn decode_rate(answer: &Answer) -> Option<f64> {
 
 fn rate(n: usize, seconds: f64) -> Option<f64> {
     (n > 0 && seconds > 0.0).then(|| n as f64 / seconds)
+}
+
+/// Count, cost, limits and time.
+fn images(args: &RunArgs, prepared: &Prepared) -> String {
+    let costs = prepared.prompt.image_costs();
+    let total = |of: fn(&ImageCost) -> usize| costs.iter().map(of).sum::<usize>();
+    let (n_tokens, n_tiles) = (total(|c| c.n_tokens), total(|c| c.n_tiles));
+    let longest = costs.iter().map(|c| c.longest_edge).max().unwrap_or(0);
+    let limits = args.limits.limits();
+    let limits = if limits == ImageLimits::default() { "none".into() } else { limits.to_string() };
+    format!(
+        "{} in {n_tiles} tiles, {}, longest edge {longest}; limits for each: {limits}; {:.3} s",
+        costs.len(),
+        tokens(n_tokens),
+        prepared.elapsed.as_secs_f64()
+    )
 }
 
 fn tokens(n: usize) -> String {
