@@ -79,6 +79,7 @@ pub fn generate(
     if let Some(path) = &args.method.head_profile {
         session.set_head_profile(read_numbers(path)?)?;
     }
+    session.set_modalities(args.method.modalities())?;
     let mut sampler = Sampler::new(args.sampling());
     let n_prompt = prompt.n_tokens();
     progress.stage(&format!("reading {n_prompt} tokens"));
