@@ -24,9 +24,15 @@ pub struct Case {
 }
 
 /// Every recorded model.
-pub const CASES: [Case; 5] = [
+pub const CASES: [Case; 11] = [
     Case { family: "llama", folder: "llama", prompt: None, pictures: &[] },
     Case { family: "llama, tied output (SmolLM2)", folder: "smollm2", prompt: None, pictures: &[] },
+    Case { family: "llama, linear scaling", folder: "llama-linear", prompt: None, pictures: &[] },
+    Case { family: "llama, YaRN", folder: "llama-yarn", prompt: None, pictures: &[] },
+    Case { family: "llama 3.1 scaling", folder: "llama-llama3", prompt: None, pictures: &[] },
+    Case { family: "qwen2", folder: "qwen2", prompt: None, pictures: &[] },
+    Case { family: "qwen3", folder: "qwen3", prompt: None, pictures: &[] },
+    Case { family: "gemma3", folder: "gemma3", prompt: None, pictures: &[] },
     Case {
         family: "LLaVA-1.5",
         folder: "llava15",
@@ -92,7 +98,11 @@ impl Case {
         let folder = testdata("models").join(self.folder);
         let mmproj = folder.join("mmproj-f32.gguf");
         let mmproj = (!self.pictures.is_empty()).then_some(mmproj.as_path());
-        Engine::open(&folder.join("model-f32.gguf"), mmproj, EngineOptions { n_threads, precision: Precision::Float })
+        Engine::open(
+            &folder.join("model-f32.gguf"),
+            mmproj,
+            EngineOptions { n_threads, precision: Precision::Float, ..EngineOptions::default() },
+        )
     }
 
     /// The prompt of the recording.
@@ -159,4 +169,9 @@ pub fn relative(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     let largest = want.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
     got.iter().zip(want).fold(0.0_f32, |m, (g, w)| m.max((g - w).abs())) / largest
+}
+
+/// Keys `[rows][d]` with their channels in the order of `llama` files, whose converter interleaves the halves of each.
+pub fn interleaved(rows: &[f32], d: usize) -> Vec<f32> {
+    rows.chunks(d).flat_map(|r| (0..d).map(|c| r[c / 2 + (c % 2) * d / 2])).collect()
 }

@@ -43,6 +43,8 @@ pub(crate) struct Evictor<'a> {
     u32s: Vec<u32>,
     indices: Vec<u32>,
     counts: Vec<u32>,
+    /// `[n_kv_heads]` Rows at the start of each head that the layer's window has left behind.
+    forgotten: Vec<u32>,
     tags: Vec<u8>,
     slots: SlotRows,
     /// Rows before the eviction.
@@ -91,6 +93,7 @@ impl<'a> Evictor<'a> {
             u32s: Vec::new(),
             indices: Vec::new(),
             counts: vec![0; c.n_kv_heads],
+            forgotten: vec![0; c.n_kv_heads],
             tags: Vec::new(),
             slots: SlotRows::default(),
             rows_full: 0,
@@ -104,11 +107,13 @@ impl<'a> Evictor<'a> {
     pub fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
         let start = Instant::now();
         let dispatch = self.engine.compute.dispatch;
-        self.rows_full += (0..s.rows.n_kv_heads()).map(|h| s.rows.len(h)).sum::<usize>();
+        self.forget(&s);
+        let visible = |h: usize| self.forgotten[h]..s.rows.len(h) as u32;
+        self.rows_full += (0..s.rows.n_kv_heads()).map(|h| visible(h).len()).sum::<usize>();
         match self.layers.get(s.layer).copied() {
             None => {
-                let rows = &*s.rows;
-                s.cache.fill(dispatch, rows, |h| Kept::All(rows.len(h)), self.headroom, &SlotRows::default());
+                let kept = |h: usize| Kept::Rows(visible(h).collect());
+                s.cache.fill(dispatch, s.rows, kept, self.headroom, &SlotRows::default());
             }
             Some((policy, budget)) => {
                 self.select(&policy, budget, &s)?;
@@ -116,7 +121,10 @@ impl<'a> Evictor<'a> {
                     self.merge(rule, s.rows)?;
                 }
                 let capacity = s.rows.capacity();
-                let kept = |h: usize| Kept::Rows(self.indices[h * capacity..][..self.counts[h] as usize].to_vec());
+                let kept = |h: usize| {
+                    let kept = &self.indices[h * capacity..][..self.counts[h] as usize];
+                    Kept::Rows(kept.iter().map(|i| self.forgotten[h] + i).collect())
+                };
                 s.cache.fill(dispatch, s.rows, kept, self.headroom, &self.slots);
             }
         }
@@ -124,10 +132,23 @@ impl<'a> Evictor<'a> {
         Ok(())
     }
 
-    /// Fills `indices`, `counts` and `slots` for one layer.
+    /// What the layer's window has left behind is neither kept nor scored.
+    fn forget(&mut self, s: &Staged<'_>) {
+        let window = self.engine.config().windows[s.layer];
+        let next = s.positions.last().map_or(0, |p| p.index as usize + 1);
+        for (h, forgotten) in self.forgotten.iter_mut().enumerate() {
+            let gone = |window: usize| s.rows.positions(h).partition_point(|&p| p as usize + window <= next);
+            *forgotten = window.map_or(0, gone) as u32;
+        }
+    }
+
+    /// Fills `indices`, `counts` and `slots` for one layer, counted from the first row that is not forgotten.
     fn select(&mut self, policy: &Policy, budget: u32, s: &Staged<'_>) -> Result<(), Error> {
         let c = self.engine.config();
-        let (starts, lens) = ranges(s.rows);
+        if c.windows[s.layer].is_some() && matches!(policy.evicted, Evicted::Retain(_)) {
+            return Err(core::Error::Config("a layer with a sliding window takes no slots for evicted entries").into());
+        }
+        let (starts, lens) = self.ranges(s.rows);
         let rows = s.rows.capacity() * c.n_kv_heads;
         let shape = self.shape();
         let size = policy.workspace_len(shape, rows).ok_or(core::Error::Overflow("workspace"))?;
@@ -135,7 +156,7 @@ impl<'a> Evictor<'a> {
         self.u32s.resize(size.u32s, 0);
         self.indices.resize(rows, 0);
         self.tag_images(s.rows);
-        let rope = self.engine.decoder.rope();
+        let rope = self.engine.decoder.rope(s.layer);
         self.observer.record(&self.engine.compute, policy, c, rope, s);
         let mut observation = self.observer.observation();
         observation.tags = &self.tags;
@@ -179,7 +200,7 @@ impl<'a> Evictor<'a> {
         let size = core::merge_workspace_len(shape, n_rows).ok_or(core::Error::Overflow("workspace"))?;
         self.f32s.resize(size.f32s, 0.0);
         self.u32s.resize(size.u32s, 0);
-        let (starts, lens) = ranges(rows);
+        let (starts, lens) = self.ranges(rows);
         let (keys, values) = rows.rows_mut();
         let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [] };
         let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
@@ -203,10 +224,10 @@ impl<'a> Evictor<'a> {
         let c = self.engine.config();
         LayerShape { n_kv_heads: c.n_kv_heads, group: c.group(), head_dim: c.head_dim }
     }
-}
 
-/// First row and number of rows of each head.
-fn ranges(rows: &Staging) -> (Vec<u32>, Vec<u32>) {
-    let heads = 0..rows.n_kv_heads();
-    (heads.clone().map(|h| (h * rows.capacity()) as u32).collect(), heads.map(|h| rows.len(h) as u32).collect())
+    /// First row and number of rows of each head.
+    fn ranges(&self, rows: &Staging) -> (Vec<u32>, Vec<u32>) {
+        let heads = self.forgotten.iter().enumerate();
+        heads.map(|(h, gone)| ((h * rows.capacity()) as u32 + gone, rows.len(h) as u32 - gone)).unzip()
+    }
 }

@@ -7,6 +7,7 @@ use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
 use ecokv::model::{Decoder, ImageLimits, Logits};
 use ecokv::ops::Compute;
+use ecokv::ops::rope::Position;
 use ecokv::{Engine, EngineOptions, Prompt, Session};
 use golden::{CASES, Case, Golden, options, relative, testdata};
 
@@ -225,7 +226,7 @@ fn decoder_logits(case: &Case, ids: &[Option<u32>], rows: &[f32]) -> Vec<f32> {
         }
     }
     assert!(rows.next().is_none());
-    let positions: Vec<u32> = (0..ids.len() as u32).collect();
+    let positions: Vec<Position> = (0..ids.len() as u32).map(Position::text).collect();
     let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
     let keep_all = |s: ecokv::model::Staged<'_>| {
         let rows = &*s.rows;

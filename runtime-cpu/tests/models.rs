@@ -6,11 +6,12 @@ mod golden;
 use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
 use ecokv::model::{Decoder, Logits};
-use ecokv::ops::attention::column_sums;
+use ecokv::ops::attention::{Mask, column_sums};
+use ecokv::ops::rope::Position;
 use ecokv::ops::{Compute, Precision};
 use ecokv::{Engine, EngineOptions, Eviction, Prompt, Session, SessionOptions, argmax};
 use ecokv_core::{LayerBudget, Policy, methods};
-use golden::{Golden, relative, testdata};
+use golden::{Golden, interleaved, relative, testdata};
 
 /// Largest relative error of a float32 language model.
 const LM: f32 = 1e-5;
@@ -19,17 +20,12 @@ const VISION: f32 = 1e-4;
 
 fn engine(model: &str, mmproj: Option<&str>, n_threads: usize) -> Engine {
     let mmproj = mmproj.map(testdata);
-    let options = EngineOptions { n_threads, precision: Precision::Float };
+    let options = EngineOptions { n_threads, precision: Precision::Float, ..EngineOptions::default() };
     Engine::open(&testdata(model), mmproj.as_deref(), options).unwrap()
 }
 
 fn options(kv_type: KvType, eviction: Option<Eviction>) -> SessionOptions {
     SessionOptions { n_ctx: 0, n_generate: 16, kv_type, eviction }
-}
-
-/// Channels in the file's order: the converter interleaves the halves of each key.
-fn interleaved(rows: &[f32], d: usize) -> Vec<f32> {
-    rows.chunks(d).flat_map(|r| (0..d).map(|c| r[c / 2 + (c % 2) * d / 2])).collect()
 }
 
 #[test]
@@ -44,7 +40,7 @@ fn language_models_match_transformers() {
         let mut x = vec![0.0; ids.len() * c.n_embd];
         decoder.embed(&ids, &mut x);
         let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
-        let positions: Vec<u32> = (0..ids.len() as u32).collect();
+        let positions: Vec<Position> = (0..ids.len() as u32).map(Position::text).collect();
         let logits = decoder
             .prefill(&cx, &mut x, &positions, &mut cache, Logits::All, |s| {
                 let rows = |all: &[f32]| -> Vec<f32> {
@@ -58,7 +54,7 @@ fn language_models_match_transformers() {
                 assert!(error < LM, "{name} layer {} values: {error}", s.layer);
                 // The recorded attention, [n_heads][n][n], summed over queries and over the group.
                 let (n, attention) = (ids.len(), golden.get(&format!("attn.{}", s.layer)));
-                let sums = column_sums(&cx, s.q, n, s.rows, c.attention_scale);
+                let sums = column_sums(&cx, s.q, n, s.rows, Mask::Causal, c.attention_scale);
                 for (h, heads) in attention.chunks(c.group() * n * n).enumerate() {
                     let mut want = vec![0.0; n];
                     heads.chunks(n).for_each(|row| want.iter_mut().zip(row).for_each(|(w, a)| *w += a));
@@ -77,7 +73,7 @@ fn language_models_match_transformers() {
         let mut last = logits[(ids.len() - 1) * c.n_vocab..].to_vec();
         for (step, (want, &id)) in golden.get("gen_logits").chunks(c.n_vocab).zip(&golden.ids("gen_ids")).enumerate() {
             assert_eq!(argmax(&last), id, "{name} step {step}");
-            last = decoder.decode(&cx, id, (ids.len() + step) as u32, &mut cache, &mut state).to_vec();
+            last = decoder.decode(&cx, id, Position::text((ids.len() + step) as u32), &mut cache, &mut state).to_vec();
             let error = relative(&last, want);
             assert!(error < LM, "{name} step {step}: {error}");
         }
@@ -90,7 +86,7 @@ fn every_block_format_in_one_model_matches_float_arithmetic() {
     let want = golden.get("logits_dequant");
     let ids = golden.ids("input_ids");
     let run = |precision| {
-        let options_ = EngineOptions { n_threads: 2, precision };
+        let options_ = EngineOptions { n_threads: 2, precision, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F32, None)).unwrap();
         session.prefill_all_logits(&Prompt::tokens(&engine, ids.clone()).unwrap()).unwrap()
@@ -171,7 +167,7 @@ impl Replay<'_> {
         let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
         let mut x = vec![0.0; self.ids.len() * c.n_embd];
         decoder.embed(self.ids, &mut x);
-        let positions: Vec<u32> = (0..self.ids.len() as u32).collect();
+        let positions: Vec<Position> = (0..self.ids.len() as u32).map(Position::text).collect();
         let logits = decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::Last, |s| {
             s.cache.fill(cx.dispatch, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4, &SlotRows::default());
             Ok(())
@@ -181,7 +177,7 @@ impl Replay<'_> {
         for (step, (&id, want)) in
             self.golden.ids("forced").iter().zip(self.golden.get("step_logits").chunks(c.n_vocab)).enumerate()
         {
-            let position = (self.ids.len() + step) as u32;
+            let position = Position::text((self.ids.len() + step) as u32);
             worst = worst.max(relative(decoder.decode(&cx, id, position, &mut cache, &mut state), want));
         }
         worst
@@ -237,7 +233,7 @@ fn a_budget_that_holds_everything_changes_nothing() {
 fn threads_do_not_change_a_bit() {
     let golden = Golden::load("models/llama-mixedq/golden.safetensors");
     let run = |n_threads| {
-        let options_ = EngineOptions { n_threads, precision: Precision::Int8 };
+        let options_ = EngineOptions { n_threads, precision: Precision::Int8, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F16, None)).unwrap();
         let prompt = Prompt::tokens(&engine, golden.ids("input_ids")).unwrap();

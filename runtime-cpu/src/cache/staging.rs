@@ -120,6 +120,11 @@ impl Staging {
         self.positions[h * self.capacity + i]
     }
 
+    /// Positions of the rows of head `h`, ascending.
+    pub fn positions(&self, h: usize) -> &[u32] {
+        &self.positions[h * self.capacity..][..self.lens[h]]
+    }
+
     /// All keys and values, `[n_kv_heads][capacity][head_dim]`, to be changed after attention: its panels of keys are
     /// not brought up to date.
     pub fn rows_mut(&mut self) -> (&mut [f32], &mut [f32]) {

@@ -4,6 +4,7 @@ mod config;
 mod decoder;
 pub mod families;
 mod projector;
+mod rotation;
 mod vision;
 
 pub use config::ModelConfig;

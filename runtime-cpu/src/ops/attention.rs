@@ -1,5 +1,7 @@
 //! Streaming attention: the score matrix is never stored, only one tile of it per task.
 
+use std::ops::Range;
+
 use super::Compute;
 use crate::cache::{LayerCache, Staging};
 use crate::kernels::KvRows;
@@ -18,12 +20,14 @@ pub enum Mask {
     None,
     /// Its own row and those before it; the queries belong to the last rows of each head.
     Causal,
+    /// As `Causal`, but of those only rows less than so many positions before it.
+    Window(usize),
 }
 
 /// Attention of `n` queries over a staged layer. Query head j reads KV head `j / group`.
 ///
-/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. With [`Mask::Causal`] query `t` stands at row
-/// `len - n + t` of each head. Softmax and accumulation in f32.
+/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. Unless the mask is [`Mask::None`], query `t` stands at
+/// row `len - n + t` of each head. Softmax and accumulation in f32.
 pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32, out: &mut [f32]) {
     let (n_heads, d) = (layer.n_kv_heads(), layer.head_dim());
     let width = q.len() / n;
@@ -44,10 +48,7 @@ pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, s
             rows.copy_from_slice(&q[(first + t) * width + h * group * d..][..group * d]);
             rows.iter_mut().for_each(|v| *v *= scale);
         }
-        let seen = |t: usize| match mask {
-            Mask::None => layer.len(h),
-            Mask::Causal => layer.len(h) - n + first + t + 1,
-        };
+        let seen = |t: usize| mask.seen(layer, h, n, first + t);
         attend_tile(cx, &tile, group, layer, h, seen, out);
     });
     let rows = n.div_ceil(cx.pool.n_threads());
@@ -60,14 +61,30 @@ pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, s
     });
 }
 
-/// Online softmax over blocks of keys. `q` and `out` are `[tokens][group][head_dim]`; token t sees rows `..seen(t)`.
+impl Mask {
+    /// Rows of head `h` that query `t` of `n` sees.
+    fn seen(self, layer: &Staging, h: usize, n: usize, t: usize) -> Range<usize> {
+        let len = layer.len(h);
+        match self {
+            Mask::None => 0..len,
+            Mask::Causal => 0..len - n + t + 1,
+            Mask::Window(window) => {
+                let positions = &layer.positions(h)[..len - n + t + 1];
+                let own = positions[positions.len() - 1] as usize;
+                positions.partition_point(|&p| p as usize + window <= own)..positions.len()
+            }
+        }
+    }
+}
+
+/// Online softmax over blocks of keys. `q` and `out` are `[tokens][group][head_dim]`; token t sees rows `seen(t)`.
 fn attend_tile(
     cx: &Compute,
     q: &[f32],
     group: usize,
     layer: &Staging,
     h: usize,
-    seen: impl Fn(usize) -> usize,
+    seen: impl Fn(usize) -> Range<usize>,
     out: &mut [f32],
 ) {
     let d = layer.head_dim();
@@ -78,7 +95,7 @@ fn attend_tile(
     let mut acc = vec![0.0; rows * padded];
     let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
     let mut wide = if padded == d { Vec::new() } else { vec![0.0; KEYS * padded] };
-    for from in (0..seen(tokens - 1)).step_by(KEYS) {
+    for from in (seen(0).start / KEYS * KEYS..seen(tokens - 1).end).step_by(KEYS) {
         let keys = KEYS.min(layer.len(h) - from);
         for p in 0..keys.div_ceil(16) {
             let panel = layer.key_panel(h, from / 16 + p);
@@ -86,8 +103,14 @@ fn attend_tile(
         }
         for r in 0..rows {
             let scores = &mut scores[r * KEYS..(r + 1) * KEYS];
-            let visible = seen(r / group).saturating_sub(from).min(keys);
-            scores[visible..].fill(f32::NEG_INFINITY);
+            let seen = seen(r / group);
+            let [first, end] = [seen.start, seen.end].map(|row| row.saturating_sub(from).min(keys));
+            if first >= end {
+                scores.fill(0.0);
+                continue;
+            }
+            scores[..first].fill(f32::NEG_INFINITY);
+            scores[end..].fill(f32::NEG_INFINITY);
             let (m, s) = cx.dispatch.exp_max_sum(scores, max[r]);
             if m > max[r] {
                 let shrink = (max[r] - m).exp();
@@ -120,8 +143,8 @@ fn attend_tile(
 const STRIPES: usize = 4;
 
 /// Attention that each row received, summed over the queries and over the query heads of its group:
-/// `[n_kv_heads][capacity]`. Arguments as [`prefill`] with [`Mask::Causal`]. Computes the scores once more.
-pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, scale: f32) -> Vec<f32> {
+/// `[n_kv_heads][capacity]`. Arguments as of [`prefill`]. Computes the scores once more.
+pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32) -> Vec<f32> {
     let (n_heads, d, capacity) = (layer.n_kv_heads(), layer.head_dim(), layer.capacity());
     let width = q.len() / n;
     let group = width / (n_heads * d);
@@ -130,13 +153,14 @@ pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, scale: f3
         let (h, stripe) = (i / STRIPES, i % STRIPES);
         let mut scores = vec![0.0; capacity];
         for t in (stripe..n).step_by(STRIPES) {
-            let seen = layer.len(h) - n + t + 1;
+            let seen = mask.seen(layer, h, n, t);
+            let scores = &mut scores[seen.clone()];
             for q in q[t * width + h * group * d..][..group * d].chunks_exact(d) {
-                let keys = KvRows::F32(&layer.all_keys()[h * capacity * d..][..seen * d]);
-                cx.dispatch.dot_rows(q, keys, d, seen, scale, &mut scores[..seen]);
-                let (_, sum) = cx.dispatch.exp_max_sum(&mut scores[..seen], f32::NEG_INFINITY);
+                let keys = KvRows::F32(&layer.all_keys()[(h * capacity + seen.start) * d..][..seen.len() * d]);
+                cx.dispatch.dot_rows(q, keys, d, seen.len(), scale, scores);
+                let (_, sum) = cx.dispatch.exp_max_sum(scores, f32::NEG_INFINITY);
                 let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-                sums.iter_mut().zip(&scores[..seen]).for_each(|(s, p)| *s += p * inverse);
+                sums[seen.clone()].iter_mut().zip(&*scores).for_each(|(s, p)| *s += p * inverse);
             }
         }
     });
