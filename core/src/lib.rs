@@ -65,6 +65,7 @@ mod math;
 mod merge;
 pub mod methods;
 mod mmr;
+mod modality;
 #[cfg(feature = "heapless")]
 pub mod owned;
 mod policy;

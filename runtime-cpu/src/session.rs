@@ -37,6 +37,25 @@ pub struct Eviction {
     pub budget: u32,
 }
 
+/// What a prompt consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modality {
+    /// Text tokens, those around images included.
+    Text,
+    /// Rows of images.
+    Image,
+}
+
+/// How eviction treats the two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modalities {
+    /// Kept whole, whatever the method says. A budget that cannot hold it is an error.
+    pub protect: Option<Modality>,
+    /// Of the budget, the entries that come from images; text gets the rest. In proportion where a head or layer keeps
+    /// more or fewer; what one cannot fill goes to the other. `None` leaves the shares to the method.
+    pub image_budget: Option<u32>,
+}
+
 /// What a session has done so far.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -79,6 +98,7 @@ pub struct Session<'e> {
     route: Vec<RouteLayer>,
     /// `[n_layers][n_kv_heads]`, or empty.
     head_scores: Vec<f32>,
+    modalities: Modalities,
     stats: Stats,
 }
 
@@ -108,6 +128,7 @@ impl<'e> Session<'e> {
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
+            modalities: Modalities::default(),
             stats: Stats::default(),
         })
     }
@@ -138,7 +159,22 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
-    /// Forgets everything but the options, the route and the profile.
+    /// How the next evictions treat text and images.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if images are to have more entries than the budget has.
+    pub fn set_modalities(&mut self, modalities: Modalities) -> Result<(), Error> {
+        if let (Some(images), Some(eviction)) = (modalities.image_budget, &self.options.eviction)
+            && images > eviction.budget
+        {
+            let what = format!("{images} entries for images of a budget of {}", eviction.budget);
+            return Err(Error::Prompt { what });
+        }
+        self.modalities = modalities;
+        Ok(())
+    }
+
+    /// Forgets everything but the options, the route, the profile and the modalities.
     pub fn reset(&mut self) {
         let c = self.engine.config();
         self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
@@ -268,7 +304,12 @@ impl<'e> Session<'e> {
         let positions: Vec<Position> = (self.n_past..self.n_past + n).map(|p| Position::text(p as u32)).collect();
         self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
-        let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
+        let plan = Plan {
+            options: &self.options,
+            route: &self.route,
+            head_scores: &self.head_scores,
+            modalities: self.modalities,
+        };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
         let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| {

@@ -176,6 +176,28 @@ fn image_limits_bound_the_cost_and_are_stated() {
 }
 
 #[test]
+fn text_and_images_are_told_apart_by_flags() {
+    // The bundled model's prompt has 196 entries of an image.
+    let run = |flags: &[&str]| json(&[&["--json", "--budget", "64", "-n", "1"], flags].concat());
+    let plain = kept(&run(&[]));
+    for flags in [&["--protect", "text"][..], &["--image-budget", "20"], &["--centroid", "modality"]] {
+        assert_eq!(kept(&run(flags)), plain, "{flags:?}: the budget is the same");
+    }
+    assert_eq!(run(&["--protect", "none"])["tokens"], run(&[])["tokens"]);
+    for (flags, parts) in [
+        (&["--budget", "64", "--protect", "image"][..], ["196", "64"]),
+        (&["--budget", "64", "--image-budget", "65"], ["--image-budget 65", "64"]),
+        (&["--budget", "64", "--method", "snapkv", "--centroid", "modality"], ["--centroid", "snapkv"]),
+        (&["--method", "full", "--protect", "text"], ["--protect", "full"]),
+    ] {
+        let output = ecokv(flags);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
 fn text_streams_as_it_is_made() {
     let model = toy_model();
     let args = ["-m", &model, "--raw", "-p", "once upon a time", "-n", "1500"];
