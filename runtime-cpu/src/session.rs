@@ -8,7 +8,7 @@ use crate::Error;
 use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
-use crate::model::{DecodeState, Logits};
+use crate::model::{DecodeState, ImageEmbedding, Logits};
 use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
@@ -70,6 +70,8 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
+    /// What the next token is rotated by: with M-RoPE a picture advances it by less than the rows it takes.
+    next_axis: u32,
     /// Whether each position so far came from an image.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
@@ -99,6 +101,7 @@ impl<'e> Session<'e> {
             engine,
             options,
             n_past: 0,
+            next_axis: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
@@ -162,8 +165,10 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let logits = decoder.decode(compute, id, Position::text(self.n_past as u32), &mut self.cache, &mut self.state);
+        let position = Position { index: self.n_past as u32, axes: [self.next_axis; 3] };
+        let logits = decoder.decode(compute, id, position, &mut self.cache, &mut self.state);
         self.n_past += 1;
+        self.next_axis += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
         Ok(logits)
@@ -177,6 +182,34 @@ impl<'e> Session<'e> {
     /// Timings and sizes so far.
     pub fn stats(&self) -> Stats {
         Stats { kv_bytes: self.cache.bytes(), ..self.stats.clone() }
+    }
+
+    /// Positions of a prompt's rows, and what the token after it is rotated by.
+    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, u32) {
+        let m_rope = self.engine.config().rope_sections.is_some();
+        let mut positions = Vec::with_capacity(prompt.n_tokens());
+        let mut next = self.next_axis;
+        for chunk in &prompt.chunks {
+            let index = (self.n_past + positions.len()) as u32;
+            match chunk {
+                Chunk::Image(ImageEmbedding { grid: Some([rows, columns]), .. }) if m_rope => {
+                    let (rows, columns) = (*rows as u32, *columns as u32);
+                    positions.extend(
+                        (0..rows * columns).map(|i| Position {
+                            index: index + i,
+                            axes: [next, next + i / columns, next + i % columns],
+                        }),
+                    );
+                    next += rows.max(columns);
+                }
+                _ => {
+                    let n = chunk.len() as u32;
+                    positions.extend((0..n).map(|i| Position { index: index + i, axes: [next + i; 3] }));
+                    next += n;
+                }
+            }
+        }
+        (positions, next)
     }
 
     fn run_prompt(&mut self, prompt: &Prompt, logits: Logits) -> Result<Vec<f32>, Error> {
@@ -204,13 +237,14 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let positions: Vec<Position> = (self.n_past..self.n_past + n).map(|p| Position::text(p as u32)).collect();
+        let (positions, next_axis) = self.positions(prompt);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
         let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
         let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
         self.n_past += n;
+        self.next_axis = next_axis;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;
