@@ -24,7 +24,7 @@ pub struct Case {
 }
 
 /// Every recorded model.
-pub const CASES: [Case; 11] = [
+pub const CASES: [Case; 13] = [
     Case { family: "llama", folder: "llama", prompt: None, pictures: &[] },
     Case { family: "llama, tied output (SmolLM2)", folder: "smollm2", prompt: None, pictures: &[] },
     Case { family: "llama, linear scaling", folder: "llama-linear", prompt: None, pictures: &[] },
@@ -51,7 +51,12 @@ pub const CASES: [Case; 11] = [
         prompt: Some("<|im_start|>User:<__media__>What is in the image?<end_of_utterance>\nAssistant:"),
         pictures: &["a.", "b.", "c."],
     },
+    Case { family: "Qwen2-VL", folder: "qwen2vl", prompt: QWEN_VL, pictures: &[""] },
+    Case { family: "Qwen2.5-VL", folder: "qwen25vl", prompt: QWEN_VL, pictures: &[""] },
 ];
+
+const QWEN_VL: Option<&str> =
+    Some("<|im_start|>user\n<__media__>What is in the image?<|im_end|>\n<|im_start|>assistant\n");
 
 /// Largest differences from the recording, relative to its largest value.
 #[derive(Clone, Copy, Debug, Default)]

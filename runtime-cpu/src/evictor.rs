@@ -122,8 +122,9 @@ impl<'a> Evictor<'a> {
                 }
                 let capacity = s.rows.capacity();
                 let kept = |h: usize| {
-                    let kept = &self.indices[h * capacity..][..self.counts[h] as usize];
-                    Kept::Rows(kept.iter().map(|i| self.forgotten[h] + i).collect())
+                    let forgotten = self.forgotten[h];
+                    let kept = &self.indices[h * capacity + forgotten as usize..][..self.counts[h] as usize];
+                    Kept::Rows(kept.iter().map(|i| forgotten + i).collect())
                 };
                 s.cache.fill(dispatch, s.rows, kept, self.headroom, &self.slots);
             }
@@ -158,6 +159,12 @@ impl<'a> Evictor<'a> {
         self.tag_images(s.rows);
         let rope = self.engine.decoder.rope(s.layer);
         self.observer.record(&self.engine.compute, policy, c, rope, s);
+        // The start of the sequence is protected, not that of a window that has left it behind.
+        let mut policy = *policy;
+        if self.forgotten.iter().any(|&n| n > 0) {
+            policy.protect.sinks = 0;
+        }
+        let policy = &policy;
         let mut observation = self.observer.observation();
         observation.tags = &self.tags;
         observation.image_budgets = &self.image_budgets;

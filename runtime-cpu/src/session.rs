@@ -9,7 +9,7 @@ use crate::Error;
 use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
-use crate::model::{DecodeState, Logits};
+use crate::model::{DecodeState, ImageEmbedding, Logits};
 use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
@@ -92,6 +92,8 @@ pub struct Session<'e> {
     n_past: usize,
     /// Positions that the last eviction chose among.
     n_evicted: usize,
+    /// What the next token is rotated by: with M-RoPE a picture advances it by less than the rows it takes.
+    next_axis: u32,
     /// Whether each position so far came from an image; generated tokens may be missing at the end.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
@@ -125,6 +127,7 @@ impl<'e> Session<'e> {
             options,
             n_past: 0,
             n_evicted: 0,
+            next_axis: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
@@ -179,6 +182,8 @@ impl<'e> Session<'e> {
         let c = self.engine.config();
         self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
         self.n_past = 0;
+        self.next_axis = 0;
+        self.n_evicted = 0;
         self.images.clear();
         self.stats = Stats::default();
     }
@@ -226,8 +231,10 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let logits = decoder.decode(compute, id, Position::text(self.n_past as u32), &mut self.cache, &mut self.state);
+        let position = Position { index: self.n_past as u32, axes: [self.next_axis; 3] };
+        let logits = decoder.decode(compute, id, position, &mut self.cache, &mut self.state);
         self.n_past += 1;
+        self.next_axis += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
         Ok(logits)
@@ -236,13 +243,23 @@ impl<'e> Session<'e> {
     /// Goes back to the first `n_past` positions and forgets what came after them.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if there are fewer positions, or if an eviction has already chosen among those to be forgotten.
+    /// [`Error::Rewind`] if there are fewer positions, or if what would have to come back is gone: an eviction has chosen
+    /// among the positions to be forgotten, a sliding window has moved on, or (with M-RoPE) a picture is among them.
     pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
-        if !(self.n_evicted..=self.n_past).contains(&n_past) {
-            return Err(Error::Rewind { to: n_past, first: self.n_evicted, last: self.n_past });
+        let c = self.engine.config();
+        let mut first = self.n_evicted;
+        if c.windows.iter().flatten().any(|&window| self.n_past > window) {
+            first = self.n_past;
+        }
+        if c.rope_sections.is_some() {
+            first = first.max(self.images.iter().rposition(|&image| image).map_or(0, |last| last + 1));
+        }
+        if !(first..=self.n_past).contains(&n_past) {
+            return Err(Error::Rewind { to: n_past, first, last: self.n_past });
         }
         self.cache.truncate(n_past as u32);
         self.images.truncate(n_past);
+        self.next_axis -= (self.n_past - n_past) as u32;
         self.n_past = n_past;
         Ok(())
     }
@@ -255,6 +272,34 @@ impl<'e> Session<'e> {
     /// Timings and sizes so far.
     pub fn stats(&self) -> Stats {
         Stats { kv_bytes: self.cache.bytes(), ..self.stats.clone() }
+    }
+
+    /// Positions of a prompt's rows, and what the token after it is rotated by.
+    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, u32) {
+        let m_rope = self.engine.config().rope_sections.is_some();
+        let mut positions = Vec::with_capacity(prompt.n_tokens());
+        let mut next = self.next_axis;
+        for chunk in &prompt.chunks {
+            let index = (self.n_past + positions.len()) as u32;
+            match chunk {
+                Chunk::Image(ImageEmbedding { grid: Some([rows, columns]), .. }) if m_rope => {
+                    let (rows, columns) = (*rows as u32, *columns as u32);
+                    positions.extend(
+                        (0..rows * columns).map(|i| Position {
+                            index: index + i,
+                            axes: [next, next + i / columns, next + i % columns],
+                        }),
+                    );
+                    next += rows.max(columns);
+                }
+                _ => {
+                    let n = chunk.len() as u32;
+                    positions.extend((0..n).map(|i| Position { index: index + i, axes: [next + i; 3] }));
+                    next += n;
+                }
+            }
+        }
+        (positions, next)
     }
 
     fn run_prompt(
@@ -301,7 +346,7 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let positions: Vec<Position> = (self.n_past..self.n_past + n).map(|p| Position::text(p as u32)).collect();
+        let (positions, next_axis) = self.positions(prompt);
         self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
         let plan = Plan {
@@ -321,6 +366,7 @@ impl<'e> Session<'e> {
         if self.options.eviction.is_some() {
             self.n_evicted = self.n_past;
         }
+        self.next_axis = next_axis;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;

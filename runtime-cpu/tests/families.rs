@@ -55,6 +55,9 @@ fn prompts_are_laid_out_as_in_transformers() {
 fn text_and_pictures_mix_in_any_order() {
     for (case, pictures) in CASES.iter().filter(|c| !c.pictures.is_empty()).map(|c| (c, c.pictures)) {
         let (engine, golden) = (case.engine(2).unwrap(), case.golden());
+        if engine.config().rope_sections.is_some() {
+            continue; // Positions are no plain count: qwen_vl.rs.
+        }
         let (first, last) = (&pictures[0], &pictures[pictures.len() - 1]);
         let image = |picture: &str| golden.image(&format!("{picture}image"));
         let embeds = |picture: &str| golden.get(&format!("{picture}image_embeds"));

@@ -283,16 +283,13 @@ fn attention_stands_extreme_scores() {
         let v: Vec<f32> = (0..len * d).map(|i| (i / d) as f32).collect();
         let q = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let (mut max, mut sum, mut out) = ([0.0], [0.0], [0.0; 8]);
-        let part = || Partial { max: &mut max, sum: &mut sum, values: &mut out };
-        let mut part = part();
-        let attend = |bias: &[f32], part: &mut Partial<'_>| {
-            let part = Partial { max: part.max, sum: part.sum, values: part.values };
+        let mut attend = |bias: &[f32]| {
+            let part = Partial { max: &mut max, sum: &mut sum, values: &mut out };
             dispatch.attend_rows(&q, KvRows::F32(&k), KvRows::F32(&v), d, len, 1.0, bias, part);
+            (max[0], sum[0], out)
         };
-        attend(&[], &mut part);
-        assert_eq!((part.max[0], part.sum[0], &*part.values), (1e6, 1.0, &[40.0; 8][..]));
-        attend(&vec![f32::NEG_INFINITY; len], &mut part);
-        assert_eq!((part.max[0], part.sum[0], &*part.values), (f32::NEG_INFINITY, 0.0, &[0.0; 8][..]));
+        assert_eq!(attend(&[]), (1e6, 1.0, [40.0; 8]));
+        assert_eq!(attend(&vec![f32::NEG_INFINITY; len]), (f32::NEG_INFINITY, 0.0, [0.0; 8]));
         let mut tile = Tile::default();
         tile.load(d, -1.0, [(&q[..], 0..len), (&q[..], 38..43), (&q[..], 40..41)].into_iter());
         dispatch.attend_tile(&mut tile, &k, &v);

@@ -139,8 +139,9 @@ fn layers_with_a_window_keep_what_it_reaches() {
     assert_eq!(full.cache().layers()[5].len(0), 48);
 
     for method in methods::ALL.iter().filter(|m| !m.policy.needs().head_budgets && m.name != "retentivekv") {
-        let eviction = Eviction { policy: method.policy, layer_budget: LayerBudget::Uniform, budget: 4 };
-        let eviction = Eviction { policy: eviction.policy.with_window(2), ..eviction };
+        let mut policy = method.policy.with_window(2);
+        policy.protect.sinks = 0;
+        let eviction = Eviction { policy, layer_budget: LayerBudget::Uniform, budget: 4 };
         let mut session = session(&engine, Some(eviction));
         if let Err(e) = session.prefill(&Prompt::tokens(&engine, ids.clone()).unwrap()) {
             panic!("{}: {e}", method.name);

@@ -78,6 +78,16 @@ impl Rope {
         Rope { kind, inverse_frequency: (0..half).map(frequency).collect(), axis: vec![0; half], magnitude }
     }
 
+    /// For patches of a picture: the first half of the pairs turns with the row, the second with the column, both from the
+    /// highest frequency down. `head_dim` is a multiple of 4.
+    pub fn rows_and_columns(head_dim: usize, theta: f32) -> Rope {
+        let mut rope = Rope::new(RopeKind::Half, head_dim / 2, theta, RopeScaling::None, None);
+        let quarter = rope.inverse_frequency.len();
+        rope.inverse_frequency.extend_from_within(..);
+        rope.axis = vec![0; 2 * quarter];
+        rope.with_sections([0, quarter, quarter])
+    }
+
     /// M-RoPE (Qwen2-VL): the first `sections[0]` pairs turn with time, the next with the row, the rest with the column.
     ///
     /// The sections add up to `head_dim / 2`.

@@ -1,5 +1,7 @@
 //! Projector files for tests: one that exists, changed and written again.
 
+#![allow(dead_code)] // every test takes its own part
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

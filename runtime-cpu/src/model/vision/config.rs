@@ -1,5 +1,6 @@
 //! Hyper-parameters of a vision tower.
 
+use super::smart_resize::MAX_PIXELS;
 use crate::Error;
 use crate::gguf::{GgufFile, Metadata};
 use crate::image::Normalize;
@@ -47,6 +48,13 @@ pub enum Activation {
 pub enum ProjectorKind {
     /// `mlp`: two matrices with a GELU between, LLaVA.
     Mlp,
+    /// `qwen2vl_merger`, `qwen2.5vl_merger`: as `Mlp`, on blocks of `merge` x `merge` features.
+    Merger {
+        /// Side of the block.
+        merge: usize,
+        /// Whether it is the later one, most of whose layers see windows only.
+        windowed: bool,
+    },
     /// `idefics3`: `scale` x `scale` features become one row, then a matrix. `scale` divides the patches per side.
     PixelShuffle {
         /// Side of the square of features.
@@ -63,6 +71,13 @@ pub enum Tiling {
     AnyRes {
         /// `(width, height)` in pixels, multiples of the tower's size.
         resolutions: Vec<(u32, u32)>,
+    },
+    /// It keeps its shape and becomes no square: Qwen2-VL.
+    Whole {
+        /// Side of what becomes one row of the language model, in pixels.
+        block: u32,
+        /// Number of pixels that it is brought to, from and up to.
+        pixels: std::ops::Range<u64>,
     },
     /// Those of the picture scaled to a longer side of so many pixels, and an overview: Idefics3.
     Split {
@@ -109,7 +124,7 @@ impl VisionConfig {
                 (activation, _) => activation,
             },
             projector,
-            tiling: keys.tiling(projector, image_size)?,
+            tiling: keys.tiling(projector, image_size, patch_size)?,
         })
     }
 
@@ -122,7 +137,9 @@ impl VisionConfig {
     pub fn tokens_per_tile(&self) -> usize {
         match self.projector {
             ProjectorKind::Mlp => self.patches_per_side().pow(2),
-            ProjectorKind::PixelShuffle { scale } => (self.patches_per_side() / scale).pow(2),
+            ProjectorKind::Merger { merge: scale, .. } | ProjectorKind::PixelShuffle { scale } => {
+                (self.patches_per_side() / scale).pow(2)
+            }
         }
     }
 
@@ -166,8 +183,11 @@ impl Keys<'_> {
         match name {
             "mlp" => Ok(ProjectorKind::Mlp),
             "idefics3" => self.pixel_shuffle(per_side),
+            "qwen2vl_merger" => self.merger(false),
+            "qwen2.5vl_merger" => self.merger(true),
             _ => {
-                let what = format!("projector {name:?} is not supported; supported are \"mlp\" and \"idefics3\"");
+                let known = "mlp, idefics3, qwen2vl_merger and qwen2.5vl_merger";
+                let what = format!("projector {name:?} is not supported; supported are {known}");
                 Err(self.error(key, what))
             }
         }
@@ -183,11 +203,33 @@ impl Keys<'_> {
         Ok(ProjectorKind::PixelShuffle { scale: scale as usize })
     }
 
-    fn tiling(&self, projector: ProjectorKind, side: u32) -> Result<Tiling, Error> {
+    fn merger(&self, windowed: bool) -> Result<ProjectorKind, Error> {
+        let key = "clip.vision.spatial_merge_size";
+        match self.0.opt_u32(key)?.unwrap_or(2) {
+            merge @ 1..=16 => Ok(ProjectorKind::Merger { merge: merge as usize, windowed }),
+            merge => Err(self.error(key, format!("{merge}, expected 1 to 16"))),
+        }
+    }
+
+    /// Without a word of the file: 4 to 1280 rows of the language model, as transformers has it.
+    fn pixels(&self, patch: u32, merge: usize) -> Result<Tiling, Error> {
+        let (least, most) = ("clip.vision.image_min_pixels", "clip.vision.image_max_pixels");
+        let per_row = (u64::from(patch) * merge as u64).saturating_pow(2);
+        let start = self.0.opt_u32(least)?.map_or(per_row.saturating_mul(4), u64::from);
+        let end = self.0.opt_u32(most)?.map_or(per_row.saturating_mul(1280), u64::from);
+        if start > end || end < per_row {
+            return Err(self.error(most, format!("{end}, expected at least {} pixels", start.max(per_row))));
+        }
+        let block = patch.saturating_mul(merge as u32);
+        Ok(Tiling::Whole { block, pixels: start..end.min(MAX_PIXELS.max(per_row)) })
+    }
+
+    fn tiling(&self, projector: ProjectorKind, side: u32, patch: u32) -> Result<Tiling, Error> {
         match projector {
             // The presence of resolutions is what distinguishes LLaVA-NeXT.
             ProjectorKind::Mlp if self.0.contains(PINPOINTS) => self.resolutions(side),
             ProjectorKind::Mlp => Ok(Tiling::One),
+            ProjectorKind::Merger { merge, .. } => self.pixels(patch, merge),
             ProjectorKind::PixelShuffle { .. } => {
                 let key = "clip.vision.preproc_image_size";
                 // All published models have four squares along the longer side; files of old converters do not say so.

@@ -109,7 +109,7 @@ impl Plan {
                 }
             }
         }
-        ImageEmbedding { n_tokens: data.len() / n_embd, data }
+        ImageEmbedding { n_tokens: data.len() / n_embd, data, grid: None }
     }
 
     /// Rows and columns of patches that show the picture and not its padding. As the reference computes it, which

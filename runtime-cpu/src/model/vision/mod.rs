@@ -6,6 +6,8 @@ mod idefics3;
 mod layers;
 mod limits;
 mod llava_next;
+mod qwen;
+mod smart_resize;
 mod vit;
 
 pub use config::{Activation, ProjectorKind, Tiling, VisionConfig};
@@ -17,15 +19,23 @@ use crate::Error;
 use crate::gguf::GgufFile;
 use crate::image::{Fit, Pixels, RgbImage, fixed_size};
 use crate::ops::Compute;
+use qwen::Qwen;
 use vit::Vit;
 
 /// A vision tower and its projector. The large matrices stay in the file.
 pub struct VisionTower {
     config: VisionConfig,
-    tower: Vit,
+    tower: Tower,
     projector: Projector,
     /// Ends a line of features in LLaVA-NeXT, `[n_embd_text]`; otherwise empty.
     newline: Vec<f32>,
+}
+
+enum Tower {
+    /// For squares of one size.
+    Vit(Vit),
+    /// For any size.
+    Qwen(Qwen),
 }
 
 /// What a picture becomes in a prompt: these, one after the other.
@@ -46,11 +56,14 @@ pub struct ImageEmbedding {
     pub n_tokens: usize,
     /// `[n_tokens][n_embd_text]`
     pub data: Vec<f32>,
+    /// Rows and columns, row-major, of a picture whose language model counts positions in both directions (M-RoPE).
+    pub grid: Option<[usize; 2]>,
 }
 
 /// How one picture is seen.
 enum Plan {
     One(ImageCost),
+    Qwen(smart_resize::Plan),
     LlavaNext(llava_next::Plan),
     Idefics3(idefics3::Plan),
 }
@@ -75,7 +88,10 @@ impl VisionTower {
             _ => Vec::new(),
         };
         Ok(VisionTower {
-            tower: Vit::load(file, &config)?,
+            tower: match config.projector {
+                ProjectorKind::Merger { merge, windowed } => Tower::Qwen(Qwen::load(file, &config, merge, windowed)?),
+                _ => Tower::Vit(Vit::load(file, &config)?),
+            },
             projector: Projector::load(file, &config, n_embd_text)?,
             newline,
             config,
@@ -106,6 +122,12 @@ impl VisionTower {
         };
         Ok(match self.plan((image.width(), image.height()), limits)? {
             Plan::One(_) => vec![ImagePart::Rows(self.encode_pixels(cx, &self.preprocess(image, Fit::Pad)?)?)],
+            Plan::Qwen(plan) => {
+                let rows = self.encode_pixels(cx, &Pixels::new(&plan.resized(image)?, &self.config.normalize))?;
+                let around = ["<|vision_start|>", "<|vision_end|>"].map(|token| ImagePart::Special(token.into()));
+                let [start, end] = around;
+                vec![start, ImagePart::Rows(rows), end]
+            }
             Plan::LlavaNext(plan) => vec![ImagePart::Rows(plan.pack(&encode(plan.tiles(image)?)?, &self.newline))],
             Plan::Idefics3(plan) => plan.layout(encode(plan.tiles(image)?)?),
         })
@@ -125,8 +147,14 @@ impl VisionTower {
     /// [`Error::Image`] if they are not of the tower's size.
     pub fn encode_pixels(&self, cx: &Compute, pixels: &Pixels) -> Result<ImageEmbedding, Error> {
         let features = self.features(cx, pixels)?;
-        let data = self.projector.forward(cx, &features, self.config.patches_per_side().pow(2));
-        Ok(ImageEmbedding { n_tokens: self.config.tokens_per_tile(), data })
+        let data = self.projector.forward(cx, &features, features.len() / self.config.n_embd);
+        Ok(match &self.tower {
+            Tower::Vit(_) => ImageEmbedding { n_tokens: self.config.tokens_per_tile(), data, grid: None },
+            Tower::Qwen(tower) => {
+                let grid = tower.grid(&self.config, pixels);
+                ImageEmbedding { n_tokens: grid[0] * grid[1], data, grid: Some(grid) }
+            }
+        })
     }
 
     /// The tower's features, before the projector: `[patches][n_embd]`.
@@ -134,7 +162,10 @@ impl VisionTower {
     /// # Errors
     /// [`Error::Image`] if `pixels` are not of the tower's size.
     pub fn features(&self, cx: &Compute, pixels: &Pixels) -> Result<Vec<f32>, Error> {
-        self.tower.features(cx, &self.config, pixels)
+        match &self.tower {
+            Tower::Vit(tower) => tower.features(cx, &self.config, pixels),
+            Tower::Qwen(tower) => tower.features(cx, &self.config, pixels),
+        }
     }
 
     fn plan(&self, size: (u32, u32), limits: &ImageLimits) -> Result<Plan, Error> {
@@ -149,6 +180,7 @@ impl VisionTower {
                 let cost = ImageCost { n_tokens, n_tiles: 1, longest_edge: side };
                 limits.check(&cost, size).map(|()| Plan::One(cost))
             }
+            Tiling::Whole { block, pixels } => smart_resize::Plan::new(size, *block, pixels, limits).map(Plan::Qwen),
             Tiling::AnyRes { resolutions } => {
                 let square = (side, self.config.patches_per_side());
                 llava_next::Plan::new(size, square, resolutions, limits).map(Plan::LlavaNext)
@@ -164,6 +196,7 @@ impl Plan {
     fn cost(&self) -> ImageCost {
         match self {
             Plan::One(cost) => *cost,
+            Plan::Qwen(plan) => plan.cost(),
             Plan::LlavaNext(plan) => plan.cost(),
             Plan::Idefics3(plan) => plan.cost(),
         }

@@ -36,7 +36,7 @@ impl Vit {
         };
         // LLaVA's features come from before it, should a file have it.
         let post_ln = match config.projector {
-            ProjectorKind::Mlp => None,
+            ProjectorKind::Mlp | ProjectorKind::Merger { .. } => None,
             ProjectorKind::PixelShuffle { .. } => Some(LayerNorm::load(file, "v.post_ln", config)?),
         };
         Ok(Vit {
