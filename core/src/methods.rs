@@ -18,7 +18,7 @@ pub struct Method {
     pub source: &'static str,
     /// How it is checked: `golden: kvpress` (recorded outputs of that package), `reference` (an independent
     /// implementation of published code) or `reconstruction` (an independent implementation of our own definition,
-    /// because none was published).
+    /// because neither code nor the method's text was at hand).
     pub proof: &'static str,
     /// The choice inside a layer.
     pub policy: Policy,
@@ -222,7 +222,7 @@ pub const ALL: &[Method] = &[
     Method {
         name: "manifoldkv",
         summary: "keys furthest from the mean key of their 4096 neighbours",
-        source: "ManifoldKV, arXiv 2602.08343, from a public summary that leaves the window's length open",
+        source: "ManifoldKV, arXiv 2602.08343, windowed, from a write-up with code; no AdaKV budgets unless asked for",
         proof: "reference",
         policy: Policy {
             importance: Importance::None,
