@@ -55,17 +55,42 @@ impl Pool {
 
 fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
     let group = float(job.view.shape.group);
+    let positions = head.of(job.view.observation.positions);
     for (i, (out, &sum)) in out.iter_mut().zip(head.of(job.view.observation.column_sums)).enumerate() {
-        let seen_by = if per_visible { float(head.len.saturating_sub(i)) } else { 1.0 };
+        let seen_by = match (per_visible, positions.get(i), positions.last()) {
+            (false, _, _) => 1.0,
+            (true, Some(&own), Some(&last)) => float(last.saturating_sub(own) as usize) + 1.0,
+            (true, _, _) => float(head.len.saturating_sub(i)),
+        };
         *out = sum / (group * seen_by);
     }
 }
 
-/// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
-/// the group: softmax over all keys of the head, causal inside the window. `each` receives the mean over the group of
-/// every query, `[queries][len]`, if it is not empty.
+/// Mean of [`summed`] over the queries that can see the entry and over all query heads of the group.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn received(
+    job: &Job<'_>,
+    head: Head,
+    window: usize,
+    temp: &mut [f32],
+    tile: &mut [f32],
+    columns: &mut [f32],
+    each: &mut [f32],
+    out: &mut [f32],
+) {
+    summed(job, head, window, temp, tile, columns, each, out);
+    let w = window.min(job.view.observation.n_queries).min(head.len);
+    for (i, out) in out.iter_mut().enumerate() {
+        let seen_by = w.min(head.len.saturating_sub(i)).saturating_mul(job.view.shape.group);
+        *out /= float(seen_by);
+    }
+}
+
+/// Attention each entry of the head receives from the window's queries, summed over all query heads of the group: softmax
+/// over all keys of the head, causal inside the window. `each` receives the mean over the group of every query,
+/// `[queries][len]`, if it is not empty.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn summed(
     job: &Job<'_>,
     head: Head,
     window: usize,
@@ -113,10 +138,6 @@ pub(crate) fn received(
             }
             t = t.saturating_add(block);
         }
-    }
-    for (i, out) in out.iter_mut().enumerate() {
-        let seen_by = w.min(n.saturating_sub(i)).saturating_mul(view.shape.group);
-        *out /= float(seen_by);
     }
 }
 

@@ -63,6 +63,11 @@ pub struct Observation<'a> {
     /// protected entries stay. Inside a kind the scores decide, for [`Mmr`](crate::Mmr) those of importance. Empty leaves
     /// the shares to the scores.
     pub image_budgets: &'a [u32],
+    /// Position of every entry in the sequence, `[rows]`, ascending in each head; empty as long as nothing was evicted, the
+    /// positions being the indices then. [`Queries::All`](crate::Queries::All) counts by it who could see an entry.
+    pub positions: &'a [u32],
+    /// Whether slots hold evicted entries already: they are paid for then even if everything would fit the budget.
+    pub slots_in_use: bool,
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -149,6 +154,7 @@ impl<'a> LayerView<'a> {
             ("query_covariance", covariance, o.query_covariance.len()),
             ("output_norms", rows, o.output_norms.len()),
             ("given", rows, o.given.len()),
+            ("positions", rows, o.positions.len()),
             ("tags", rows, o.tags.len()),
             ("head_weights", n_kv_heads, o.head_weights.len()),
             ("head_budgets", n_kv_heads, o.head_budgets.len()),

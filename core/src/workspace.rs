@@ -1,7 +1,7 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
 use crate::kernels::TILE_ROWS;
-use crate::{Diversity, Error, Importance, LayerShape, Mmr, Policy};
+use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
 
 /// Elements of the two workspace slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) struct Parts<'a> {
     pub window: &'a mut [f32],
     /// Selection keys, `[rows]`.
     pub keys: &'a mut [u32],
-    /// Bookkeeping of a lazy choice, `[rows]` each; empty elsewhere.
+    /// Bookkeeping of a choice one by one that does not look at every entry, `[rows]` each; empty elsewhere.
     pub order: &'a mut [u32],
     pub seen: &'a mut [u32],
 }
@@ -108,9 +108,16 @@ impl<'a> Parts<'a> {
         })
     }
 
+    /// Whether the policy needs the two vectors.
+    const fn compares(p: &Policy) -> bool {
+        !matches!(p.diversity, Diversity::None)
+            || matches!(p.importance, Importance::Lag { .. } | Importance::Leverage { .. })
+            || matches!(p.evicted, Evicted::Retain(Retain { readout: Readout::Tilt, .. }))
+    }
+
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let vectors = !matches!(p.diversity, Diversity::None) || matches!(p.importance, Importance::Lag { .. });
+        let vectors = Self::compares(p);
         let temps = if attention {
             QUERY_BLOCK
         } else if vectors {
@@ -125,7 +132,10 @@ impl<'a> Parts<'a> {
         let vector = if vectors { shape.head_dim } else { 0 };
         let matrix = if attention { tile } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
-        let lazy = if matches!(p.diversity, Diversity::Mmr(Mmr { lazy: true, .. })) { rows } else { 0 };
+        let lazy = match p.diversity {
+            Diversity::Mmr(Mmr { search: Search::Lazy | Search::Shortlist(_), .. }) => rows,
+            _ => 0,
+        };
         let Some(Some(u32s)) = (match lazy.checked_mul(2) {
             Some(lazy) => Some(lazy.checked_add(rows)),
             None => None,

@@ -195,7 +195,9 @@ impl<'a> Evictor<'a> {
             let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
             let kept = core::Kept { indices: &self.indices, counts: &self.counts };
             let SlotRows { keys, values, mass, .. } = &mut self.slots;
-            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, core::Slots { keys, values, mass })?;
+            // No room for moments: a policy that wants them is refused.
+            let slots = core::Slots { keys, values, mass, members: &mut [], moments: None };
+            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, slots)?;
         }
         Ok(())
     }
@@ -208,8 +210,9 @@ impl<'a> Evictor<'a> {
         self.f32s.resize(size.f32s, 0.0);
         self.u32s.resize(size.u32s, 0);
         let (starts, lens) = self.ranges(rows);
+        let attention = self.observer.observation().column_sums;
         let (keys, values) = rows.rows_mut();
-        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [] };
+        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [], attention };
         let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
         let kept = core::Kept { indices: &self.indices, counts: &self.counts };
         Ok(core::merge_layer(core::Dispatch::detect(), rule, layer, kept, workspace)?)
