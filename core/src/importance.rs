@@ -74,10 +74,9 @@ fn absolute_sums(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut
 /// `out[i] = ||rows[i]||_2` for the first `n` rows of a head.
 fn norms(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], out: &mut [f32]) {
     let d = job.view.shape.head_dim;
-    rows.for_tiles(job.d, d, head, n, tile, |i, rows| {
-        let take = rows.len().checked_div(d).unwrap_or(0);
+    rows.for_native_tiles(job.d, d, head, n, tile, |i, take, rows| {
         let out = out.get_mut(i..i.saturating_add(take)).unwrap_or_default();
-        kernels::sq_norms(job.d, rows, d, out);
+        rows.sq_norms(d, out);
         out.iter_mut().for_each(|x| *x = sqrt(*x));
     });
 }
