@@ -130,10 +130,9 @@ fn middle(
     let d = job.view.shape.head_dim;
     mean.fill(0.0);
     direction.fill(0.0);
-    job.view.keys.for_tiles(job.d, d, head, head.len, tile, |i, rows| {
-        let norms = norms.get_mut(i..).unwrap_or_default();
-        let take = rows.len().checked_div(d).unwrap_or(0);
-        kernels::gather(job.d, rows, norms.get_mut(..take).unwrap_or_default(), mean, direction);
+    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows| {
+        let norms = norms.get_mut(i..i.saturating_add(take)).unwrap_or_default();
+        rows.gather(norms, mean, direction);
     });
     let inv = 1.0 / float(head.len);
     kernels::scale(job.d, inv, mean);
@@ -161,23 +160,22 @@ fn metrics(
     distances: &mut [f32],
 ) {
     let d = job.view.shape.head_dim;
-    job.view.keys.for_tiles(job.d, d, head, head.len, tile, |i, rows| {
-        let here = i..i.saturating_add(rows.len().checked_div(d).unwrap_or(0));
+    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows| {
+        let here = i..i.saturating_add(take);
         let cosines = cosines.get_mut(here.clone()).unwrap_or_default();
         let distances = distances.get_mut(here).unwrap_or_default();
         if wanted.cosines && wanted.distances {
-            kernels::compare(job.d, direction, length, mean, rows, cosines, distances);
+            rows.compare(direction, length, mean, cosines, distances);
             return;
         }
         if wanted.cosines {
-            let stride = cosines.len();
-            kernels::dots(job.d, direction, d, rows, cosines, stride);
+            rows.dots(direction, d, cosines, take);
             for (c, &norm) in cosines.iter_mut().zip(&*distances) {
                 *c = -ratio(*c, norm * length);
             }
         }
         if wanted.distances {
-            kernels::sq_dists(job.d, mean, rows, distances);
+            rows.sq_dists(mean, distances);
             distances.iter_mut().for_each(|x| *x = sqrt(*x));
         }
     });

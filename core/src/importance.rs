@@ -94,9 +94,8 @@ fn norms(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], 
 /// `out[i] = ||rows[i]||_2^2` for the first `n` rows of a head.
 fn squares(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], out: &mut [f32]) {
     let d = job.view.shape.head_dim;
-    rows.for_tiles(job.d, d, head, n, tile, |i, rows| {
-        let take = rows.len().checked_div(d).unwrap_or(0);
-        kernels::sq_norms(job.d, rows, d, out.get_mut(i..i.saturating_add(take)).unwrap_or_default());
+    rows.for_native_tiles(job.d, d, head, n, tile, |i, take, rows| {
+        rows.sq_norms(d, out.get_mut(i..i.saturating_add(take)).unwrap_or_default());
     });
 }
 

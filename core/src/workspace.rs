@@ -1,6 +1,6 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
-use crate::kernels::TILE_ROWS;
+use crate::kernels::{COLUMN_ROWS, TILE_ROWS};
 use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
 
 /// Elements of the two workspace slices.
@@ -21,7 +21,8 @@ pub struct Workspace<'a> {
     pub u32s: &'a mut [u32],
 }
 
-/// Queries whose logits are computed in one pass over the keys.
+/// Queries whose logits are computed in one pass over the keys of a head that has all rows of the layer. Where the rows
+/// are shared by several heads there is room for more.
 pub(crate) const QUERY_BLOCK: usize = 8;
 
 impl Policy {
@@ -42,9 +43,9 @@ pub(crate) struct Parts<'a> {
     pub signal: &'a mut [f32],
     /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics and a row of scratch.
     pub temp: &'a mut [f32],
-    /// Widened rows, `[TILE_ROWS][head_dim]`.
+    /// Widened rows, `[TILE_ROWS][head_dim]`, or `[COLUMN_ROWS][head_dim]` if the policy has attention.
     pub tile: &'a mut [f32],
-    /// Covariance times a tile, or a tile's columns, `[head_dim][TILE_ROWS]`; empty if the policy has no attention.
+    /// Covariance times a tile, or a tile's columns, `[head_dim][COLUMN_ROWS]`; empty if the policy has no attention.
     pub matrix: &'a mut [f32],
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
@@ -125,7 +126,8 @@ impl<'a> Parts<'a> {
         } else {
             0
         };
-        let (Some(temp), Some(tile)) = (rows.checked_mul(temps), shape.head_dim.checked_mul(TILE_ROWS)) else {
+        let tile_rows = if attention { COLUMN_ROWS } else { TILE_ROWS };
+        let (Some(temp), Some(tile)) = (rows.checked_mul(temps), shape.head_dim.checked_mul(tile_rows)) else {
             return None;
         };
         let signal = if attention { rows } else { 0 };
