@@ -4,7 +4,10 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Evictee, Geometry, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Reading, Recall, Report, Retain, RouteError, RouteLayer, Slot, Slots, Workspace, absorb, accumulate, compact, entropy_layer, evict_layer, expected, from_profile, from_rates, merge_layer, methods, owned, parse_route, per_kv_head, read_slots, recall, redundancy_layer, retain_layer, score_layer, tilt,
+    Dispatch, Error, Evictee, Geometry, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Reading, Recall,
+    Report, Retain, RouteError, RouteLayer, Slot, Slots, Workspace, absorb, accumulate, compact, entropy_layer,
+    evict_layer, expected, from_profile, from_rates, merge_layer, methods, owned, parse_route, per_kv_head, read_slots,
+    recall, redundancy_layer, retain_layer, score_layer, tilt,
 };
 
 #[panic_handler]
