@@ -92,20 +92,26 @@ fn dot_q8(row: impl Iterator<Item = impl std::borrow::Borrow<Group>>, x: Q8Row<'
     let mut sum = 0.0;
     for (i, w) in row.enumerate() {
         let w = w.borrow();
-        let q = &x.q[i * GROUP..][..GROUP];
-        let mut part = [0_i32; 2];
-        for j in 0..GROUP {
-            let x = match x.low.get(i * GROUP + j) {
-                Some(&low) => 128 * i32::from(q[j]) + i32::from(low),
-                None => i32::from(q[j]),
-            };
-            part[j / 16] += i32::from(w.q[j]) * x;
+        let high = sums(&w.q, &x.q[i * GROUP..]);
+        let mut part = high;
+        if !x.low.is_empty() {
+            let low = sums(&w.q, &x.low[i * GROUP..]);
+            part = std::array::from_fn(|h| 128 * high[h] + low[h]);
         }
         let d = x.d[i];
         sum += d * (w.scale[0] * part[0] as f32 + w.scale[1] * part[1] as f32);
         sum += w.min[0] * x.s[2 * i] + w.min[1] * x.s[2 * i + 1];
     }
     sum
+}
+
+/// Sums of the products of both halves of a group.
+fn sums(w: &[i16; GROUP], x: &[i8]) -> [i32; 2] {
+    let half = |h: usize| {
+        let products = w[16 * h..16 * h + 16].iter().zip(&x[16 * h..16 * h + 16]);
+        products.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    };
+    [half(0), half(1)]
 }
 
 /// The groups of a row.
