@@ -7,7 +7,7 @@ use crate::shape::{Head, part};
 use crate::workspace::Parts;
 use crate::{
     Attention, Diversity, Error, Evicted, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference,
-    Search, Similarity, ValueNorm, Workspace, mmr, score, tag,
+    Search, Similarity, ValueNorm, Workspace, mmr, modality, score, tag,
 };
 
 /// Where the kept entries are written.
@@ -104,9 +104,11 @@ pub fn evict_layer(
     }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
         if p.protect.text_first {
-            prefer_text(&job, head, count as usize, head.of_mut(parts.keys));
+            modality::prefer_text(&job, head, count as usize, head.of_mut(parts.keys));
         }
-        if let Diversity::Mmr(m) = p.diversity {
+        if let Some(&images) = v.observation.image_budgets.get(head.index) {
+            modality::divide(&job, head, count as usize, images, head.of_mut(parts.keys));
+        } else if let Diversity::Mmr(m) = p.diversity {
             mmr::select(&job, head, m, count as usize, &mut parts);
         }
         let keys = head.of(parts.keys);
@@ -155,19 +157,6 @@ fn secure(job: &Job<'_>, first_stage: f32, signal: &[f32], counts: &[u32], keys:
             if cut.take(by_signal) {
                 *key = PROTECTED;
             }
-        }
-    }
-}
-
-/// Protects the text of a head if it fits, else puts the images behind it.
-fn prefer_text(job: &Job<'_>, head: Head, count: usize, keys: &mut [u32]) {
-    let image = |i: usize| job.view.tagged(head.start.saturating_add(i), tag::IMAGE);
-    let first = keys.iter().enumerate().filter(|&(i, &key)| key == PROTECTED || !image(i)).count();
-    for (i, key) in keys.iter_mut().enumerate() {
-        match image(i) {
-            true if first > count && *key != PROTECTED => *key = 0,
-            false if first <= count => *key = PROTECTED,
-            _ => {}
         }
     }
 }

@@ -1,6 +1,8 @@
 //! A method as a value: six axes, each answering one question about a layer's eviction.
 
-use crate::axes::{Depth, Diversity, Evicted, Importance, Merge, MergeRule, Mix, Queries, Similarity, ValueNorm};
+use crate::axes::{
+    Depth, Diversity, Evicted, Importance, Merge, MergeRule, Mix, Queries, Reference, Similarity, ValueNorm,
+};
 use crate::heads::HeadBudget;
 
 /// How one layer decides what it keeps. A named method is a constant of this type: see [`methods`](crate::methods).
@@ -163,6 +165,19 @@ impl Policy {
                 Some(self)
             }
             Diversity::None | Diversity::Repetition { .. } | Diversity::Mmr(_) => None,
+        }
+    }
+
+    /// Sets what Euclidean distance is measured from; `None` if the method does not use it.
+    #[must_use]
+    pub const fn with_reference(mut self, reference: Reference) -> Option<Self> {
+        match self.diversity {
+            Diversity::Geometry(mut g) if g.alpha != 0.0 => {
+                g.reference = reference;
+                self.diversity = Diversity::Geometry(g);
+                Some(self)
+            }
+            _ => None,
         }
     }
 

@@ -63,6 +63,11 @@ pub struct Observation<'a> {
     pub positions: &'a [u32],
     /// Whether slots hold evicted entries already: they are paid for then even if everything would fit the budget.
     pub slots_in_use: bool,
+    /// How many of the layer's budget of entries each head keeps from images, whatever the policy, `[n_kv_heads]`; in
+    /// proportion where the head keeps more or fewer than the budget. What images or text cannot fill goes to the other;
+    /// protected entries stay. Inside a kind the scores decide, for [`Mmr`](crate::Mmr) those of importance. Empty leaves
+    /// the shares to the scores.
+    pub image_budgets: &'a [u32],
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -153,6 +158,7 @@ impl<'a> LayerView<'a> {
             ("tags", rows, o.tags.len()),
             ("head_weights", n_kv_heads, o.head_weights.len()),
             ("head_budgets", n_kv_heads, o.head_budgets.len()),
+            ("image_budgets", n_kv_heads, o.image_budgets.len()),
         ] {
             if got != 0 {
                 same(what, need, got)?;

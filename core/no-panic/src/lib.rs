@@ -4,10 +4,10 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Evictee, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Recall, Report, Retain,
-    RouteError, RouteLayer, Slot, Slots, Workspace, absorb, accumulate, compact, entropy_layer, evict_layer, expected,
-    from_profile, from_rates, merge_layer, methods, owned, parse_route, per_kv_head, recall, retain_layer, score_layer,
-    tilt,
+    Dispatch, Error, Evictee, Geometry, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Reading, Recall,
+    Report, Retain, RouteError, RouteLayer, Slot, Slots, Workspace, absorb, accumulate, compact, entropy_layer,
+    evict_layer, expected, from_profile, from_rates, merge_layer, methods, owned, parse_route, per_kv_head, read_slots,
+    recall, redundancy_layer, retain_layer, score_layer, tilt,
 };
 
 #[panic_handler]
@@ -38,6 +38,16 @@ pub fn evict_scalar(
 #[unsafe(no_mangle)]
 pub fn scores(p: &Policy, budget: u32, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<Report, Error> {
     score_layer(Dispatch::detect(), p, budget, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn redundancy(g: Geometry, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<(), Error> {
+    redundancy_layer(Dispatch::detect(), g, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn read(query: &[f32], scale: f32, slots: (&[f32], &[f32], &[f32]), to: Reading<'_>) -> Result<(), Error> {
+    read_slots(Dispatch::detect(), query, scale, slots, to)
 }
 
 #[unsafe(no_mangle)]

@@ -25,6 +25,8 @@ pub struct VisionConfig {
     pub activation: Activation,
     /// From the tower's features to the language model's embeddings.
     pub projector: ProjectorKind,
+    /// From a picture to squares.
+    pub tiling: Tiling,
 }
 
 /// Activation of the feed-forward blocks.
@@ -34,6 +36,8 @@ pub enum Activation {
     QuickGelu,
     /// GELU with the error function.
     Gelu,
+    /// GELU by tanh, SigLIP.
+    GeluTanh,
     /// `x * sigmoid(x)`
     Silu,
 }
@@ -41,8 +45,30 @@ pub enum Activation {
 /// The supported values of `clip.projector_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProjectorKind {
-    /// `mlp`: two matrices with a GELU between, LLaVA-1.5.
+    /// `mlp`: two matrices with a GELU between, LLaVA.
     Mlp,
+    /// `idefics3`: `scale` x `scale` features become one row, then a matrix. `scale` divides the patches per side.
+    PixelShuffle {
+        /// Side of the square of features.
+        scale: usize,
+    },
+}
+
+/// How a picture becomes squares of the tower's size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tiling {
+    /// It becomes one.
+    One,
+    /// An overview, and those of the one of these resolutions that suits it best: LLaVA-NeXT.
+    AnyRes {
+        /// `(width, height)` in pixels, multiples of the tower's size.
+        resolutions: Vec<(u32, u32)>,
+    },
+    /// Those of the picture scaled to a longer side of so many pixels, and an overview: Idefics3.
+    Split {
+        /// In pixels, at least the tower's size.
+        longest_edge: u32,
+    },
 }
 
 impl VisionConfig {
@@ -57,13 +83,13 @@ impl VisionConfig {
     pub fn from_gguf(file: &GgufFile) -> Result<VisionConfig, Error> {
         let keys = Keys(file.metadata());
         keys.check_kind()?;
-        let projector = keys.projector()?;
         let image_size = keys.positive("clip.vision.image_size")?;
         let patch_size = keys.positive("clip.vision.patch_size")?;
         if !image_size.is_multiple_of(patch_size) {
             let what = format!("{patch_size} does not divide the image size {image_size}");
             return Err(keys.error("clip.vision.patch_size", what));
         }
+        let projector = keys.projector(image_size / patch_size)?;
         let n_embd = keys.positive("clip.vision.embedding_length")?;
         let n_heads = keys.positive("clip.vision.attention.head_count")?;
         if !n_embd.is_multiple_of(n_heads) {
@@ -78,8 +104,12 @@ impl VisionConfig {
             n_layers: keys.layers_to_run()?,
             eps: keys.eps()?,
             normalize: keys.normalize()?,
-            activation: keys.activation()?,
+            activation: match (keys.activation()?, projector) {
+                (Activation::Gelu, ProjectorKind::PixelShuffle { .. }) => Activation::GeluTanh,
+                (activation, _) => activation,
+            },
             projector,
+            tiling: keys.tiling(projector, image_size)?,
         })
     }
 
@@ -88,11 +118,24 @@ impl VisionConfig {
         self.n_embd / self.n_heads
     }
 
+    /// Rows of the language model that a square becomes.
+    pub fn tokens_per_tile(&self) -> usize {
+        match self.projector {
+            ProjectorKind::Mlp => self.patches_per_side().pow(2),
+            ProjectorKind::PixelShuffle { scale } => (self.patches_per_side() / scale).pow(2),
+        }
+    }
+
     /// Patches per side of the square.
     pub fn patches_per_side(&self) -> usize {
         (self.image_size / self.patch_size) as usize
     }
 }
+
+/// Longest side of what a picture is brought to, in pixels. Idefics3 has the same limit.
+const MAX_EDGE: u32 = 4096;
+
+const PINPOINTS: &str = "clip.vision.image_grid_pinpoints";
 
 struct Keys<'a>(&'a Metadata);
 
@@ -106,15 +149,10 @@ impl Keys<'_> {
         if self.0.opt_bool("clip.has_vision_encoder")? == Some(false) {
             return Err(self.error("clip.has_vision_encoder", "false: the file has no vision tower".into()));
         }
-        // Its presence means that pictures are cut into tiles whose features are packed together: LLaVA-NeXT.
-        let pinpoints = "clip.vision.image_grid_pinpoints";
-        if self.0.contains(pinpoints) {
-            return Err(self.error(pinpoints, "pictures in tiles (LLaVA-NeXT) are not supported".into()));
-        }
         Ok(())
     }
 
-    fn projector(&self) -> Result<ProjectorKind, Error> {
+    fn projector(&self, per_side: u32) -> Result<ProjectorKind, Error> {
         let key = "clip.projector_type";
         let name = match self.0.opt_str(key)? {
             Some(name) => name,
@@ -127,8 +165,63 @@ impl Keys<'_> {
         };
         match name {
             "mlp" => Ok(ProjectorKind::Mlp),
-            _ => Err(self.error(key, format!("projector {name:?} is not supported, only \"mlp\" is"))),
+            "idefics3" => self.pixel_shuffle(per_side),
+            _ => {
+                let what = format!("projector {name:?} is not supported; supported are \"mlp\" and \"idefics3\"");
+                Err(self.error(key, what))
+            }
         }
+    }
+
+    fn pixel_shuffle(&self, per_side: u32) -> Result<ProjectorKind, Error> {
+        let key = "clip.vision.projector.scale_factor";
+        let scale = self.positive(key)?;
+        if !per_side.is_multiple_of(scale) {
+            let what = format!("{scale} does not divide the {per_side} patches along a side");
+            return Err(self.error(key, what));
+        }
+        Ok(ProjectorKind::PixelShuffle { scale: scale as usize })
+    }
+
+    fn tiling(&self, projector: ProjectorKind, side: u32) -> Result<Tiling, Error> {
+        match projector {
+            // The presence of resolutions is what distinguishes LLaVA-NeXT.
+            ProjectorKind::Mlp if self.0.contains(PINPOINTS) => self.resolutions(side),
+            ProjectorKind::Mlp => Ok(Tiling::One),
+            ProjectorKind::PixelShuffle { .. } => {
+                let key = "clip.vision.preproc_image_size";
+                // All published models have four squares along the longer side; files of old converters do not say so.
+                let longest_edge = self.0.opt_u32(key)?.unwrap_or(side.saturating_mul(4));
+                if !(side..=MAX_EDGE.max(side)).contains(&longest_edge) {
+                    return Err(self.error(key, format!("{longest_edge}, expected {side} to {MAX_EDGE}")));
+                }
+                Ok(Tiling::Split { longest_edge })
+            }
+        }
+    }
+
+    fn resolutions(&self, side: u32) -> Result<Tiling, Error> {
+        let key = "clip.vision.mm_patch_merge_type";
+        match self.0.opt_str(key)? {
+            None | Some("spatial_unpad") => {}
+            Some(other) => {
+                return Err(self.error(key, format!("{other:?} is not supported, only \"spatial_unpad\" is")));
+            }
+        }
+        let values = self.0.opt_i32_array(PINPOINTS)?.unwrap_or_default();
+        let (pairs, odd) = values.as_chunks::<2>();
+        if pairs.is_empty() || !odd.is_empty() {
+            return Err(self.error(PINPOINTS, format!("{} values, expected pairs of width and height", values.len())));
+        }
+        let length = |v: i32| u32::try_from(v).ok().filter(|v| (side..=MAX_EDGE.max(side)).contains(v));
+        let pair = |&[width, height]: &[i32; 2]| match (length(width), length(height)) {
+            (Some(w), Some(h)) if w.is_multiple_of(side) && h.is_multiple_of(side) => Ok((w, h)),
+            _ => {
+                let what = format!("{width}x{height}, expected multiples of {side} up to {MAX_EDGE}");
+                Err(self.error(PINPOINTS, what))
+            }
+        };
+        Ok(Tiling::AnyRes { resolutions: pairs.iter().map(pair).collect::<Result<_, _>>()? })
     }
 
     fn layers_to_run(&self) -> Result<usize, Error> {
