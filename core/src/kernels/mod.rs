@@ -43,6 +43,7 @@ pub struct Dispatch(Level);
 enum Level {
     Scalar,
     Portable(portable::Portable),
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     Native(Native),
 }
 
