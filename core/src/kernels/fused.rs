@@ -32,7 +32,7 @@ pub fn wide(a: f32, b: f32, c: f32) -> f32 {
     // An inexact sum is one of the two numbers around the true one. Of these take the odd one.
     let bits = sum.to_bits();
     let outward = (lost > 0.0) == (sum > 0.0);
-    let even_and_inexact = u64::from(lost > 0.0 || lost < 0.0) & !bits & 1;
+    let even_and_inexact = u64::from(lost.abs() > 0.0) & !bits & 1;
     let odd = if outward { bits.wrapping_add(even_and_inexact) } else { bits.wrapping_sub(even_and_inexact) };
     f64::from_bits(odd) as f32
 }

@@ -643,8 +643,10 @@ macro_rules! entries {
     ([$token:ident, $features:literal]
      $($(#[$doc:meta])* fn $name:ident$([$e:ident])?($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
         impl $token {$(
+            #[allow(clippy::too_many_arguments)]
             pub fn $name$(<$e: super::Element>)?(self, $($arg: $ty),*) $(-> $ret)? {
                 #[target_feature(enable = $features)]
+                #[allow(clippy::too_many_arguments)]
                 fn run$(<$e: super::Element>)?(token: $token, $($arg: $ty),*) $(-> $ret)? {
                     super::lanes::$name(token, $($arg),*)
                 }

@@ -233,6 +233,7 @@ macro_rules! dispatch {
     ([] $($(#[$doc:meta])* fn $name:ident$([$e:ident])?($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
         $(
             $(#[$doc])*
+            #[allow(clippy::too_many_arguments)]
             pub(crate) fn $name(d: Dispatch, $($arg: $ty),*) $(-> $ret)? {
                 match d.0 {
                     Level::Scalar => scalar::$name($($arg),*),
@@ -244,6 +245,7 @@ macro_rules! dispatch {
 
         #[allow(unused_variables)] // on processors without such a level
         impl Native {$(
+            #[allow(clippy::too_many_arguments)]
             pub(crate) fn $name$(<$e: Element>)?(self, $($arg: $ty),*) $(-> $ret)? {
                 match self {
                     #[cfg(target_arch = "x86_64")]
