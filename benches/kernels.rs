@@ -14,7 +14,7 @@ use std::hint::black_box;
 
 use common::{Data, HEAD_DIMS, QUERIES, ROWS, criterion, numbers};
 use criterion::Criterion;
-use kernels::{COLUMN_ROWS, Dispatch, Q8_0_BYTES, TILE_ROWS};
+use kernels::{Ahead, COLUMN_ROWS, Dispatch, Q8_0_BYTES, TILE_ROWS};
 
 fn main() {
     let mut c = criterion();
@@ -47,7 +47,7 @@ fn all_levels(c: &mut Criterion, x: &Data) {
             for (i, rows) in x.rows.chunks(COLUMN_ROWS * d).enumerate() {
                 let out = &mut out[i * COLUMN_ROWS..];
                 kernels::turn(level, black_box(rows), d, columns);
-                kernels::dots_turned(level, &x.queries, 0.125, columns, out, n, rows.len() / d);
+                kernels::dots_turned(level, &x.queries, d, 0.125, columns, out, n, rows.len() / d, Ahead::of(rows));
             }
         });
         kernel("sq_norms", &mut || kernels::sq_norms(level, black_box(&x.rows), d, &mut out[..n]));

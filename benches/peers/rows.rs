@@ -41,8 +41,7 @@ fn ours(c: &mut Criterion, x: &Data) {
     let mut out = vec![0.0; x.n];
     for measure in ["dot", "sqeuclid", "cosine"] {
         let mut group = x.group(c, &format!("rows/{measure}"));
-        let mut bench = |name: &str, tiles: &dyn Fn() -> Vec<Tile<'_>>| {
-            let tiles = tiles();
+        let mut bench = |name: &str, tiles: Vec<Tile<'_>>| {
             group.bench_function(x.id(name), |b| {
                 b.iter(|| {
                     for (out, rows) in out.chunks_mut(TILE_ROWS).zip(&tiles) {
@@ -51,9 +50,9 @@ fn ours(c: &mut Criterion, x: &Data) {
                 });
             });
         };
-        bench("f32/ecokv", &|| x.rows.chunks(tile).map(|x| Tile::F32(level, x)).collect());
-        bench("f16/ecokv", &|| x.halves.chunks(tile).map(|x| Tile::F16(native, x)).collect());
-        bench("bf16/ecokv", &|| x.brains.chunks(tile).map(|x| Tile::BF16(native, x)).collect());
+        bench("f32/ecokv", x.rows.chunks(tile).map(|x| Tile::F32(level, x)).collect());
+        bench("f16/ecokv", x.halves.chunks(tile).map(|x| Tile::F16(native, x)).collect());
+        bench("bf16/ecokv", x.brains.chunks(tile).map(|x| Tile::BF16(native, x)).collect());
     }
 }
 

@@ -80,10 +80,13 @@ pub(crate) fn received(
     out: &mut [f32],
 ) {
     summed(job, head, window, temp, tile, columns, each, out);
-    let w = window.min(job.view.observation.n_queries).min(head.len);
-    for (i, out) in out.iter_mut().enumerate() {
-        let seen_by = w.min(head.len.saturating_sub(i)).saturating_mul(job.view.shape.group);
-        *out /= float(seen_by);
+    let (w, group) = (window.min(job.view.observation.n_queries).min(head.len), job.view.shape.group);
+    let seen_by_all = head.len.saturating_sub(w.saturating_sub(1));
+    let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
+    let seen_by = float(group.saturating_mul(w));
+    shared.iter_mut().for_each(|x| *x /= seen_by);
+    for (hidden, x) in (1usize..).zip(own) {
+        *x /= float(w.saturating_sub(hidden).saturating_mul(group));
     }
 }
 
@@ -119,14 +122,17 @@ pub(crate) fn summed(
         let block = Block { from: done, until: total.min(done.saturating_add(room)), window: w };
         done = block.until;
         let logits = temp.get_mut(..block.len().saturating_mul(n)).unwrap_or_default();
-        view.keys.for_steps(job.d, d, head, n, COLUMN_ROWS, tile, |i, rows| {
+        view.keys.for_steps(job.d, d, head, n, COLUMN_ROWS, tile, |i, rows, ahead| {
             let take = rows.len().checked_div(d).unwrap_or(0);
             kernels::turn(job.d, rows, d, columns);
+            let mut ahead = ahead;
+            let share = ahead.share(block.parts().count());
             for part in block.parts() {
                 let q = head.index.saturating_mul(view.shape.group).saturating_add(part.member);
                 let queries = view.queries(q, first.saturating_add(part.t), part.len);
                 let logits = logits.get_mut(part.at.saturating_mul(n).saturating_add(i)..).unwrap_or_default();
-                kernels::dots_turned(job.d, queries, view.scale, columns, logits, n, take);
+                let ahead = ahead.take(share);
+                kernels::dots_turned(job.d, queries, d, view.scale, columns, logits, n, take, ahead);
             }
         });
         let mut weights = [0.0; MOST_QUERIES];
@@ -250,13 +256,33 @@ pub(crate) fn pool(pool: Pool, x: &[f32], out: &mut [f32]) {
         Pool::Max { width } => (width as usize, None),
     };
     let half = width / 2;
-    for (i, out) in out.iter_mut().enumerate() {
-        let around = i.saturating_sub(half)..i.saturating_add(half).saturating_add(1).min(x.len());
-        let near = x.get(around).unwrap_or_default();
-        *out = match edge {
-            None => near.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m }),
-            Some(Edge::Zero) => near.iter().sum::<f32>() / float(width),
-            Some(Edge::Renormalise) => near.iter().sum::<f32>() / float(near.len()),
-        };
+    // One place of the window after the other, for all entries: loops that compilers turn into vectors.
+    out.fill(if edge.is_none() { f32::NEG_INFINITY } else { 0.0 });
+    for place in 0..width {
+        let from = x.get(place.saturating_sub(half)..).unwrap_or_default();
+        let to = out.get_mut(half.saturating_sub(place)..).unwrap_or_default();
+        for (out, &x) in to.iter_mut().zip(from) {
+            *out = match edge {
+                None => {
+                    if x > *out {
+                        x
+                    } else {
+                        *out
+                    }
+                }
+                Some(_) => *out + x,
+            };
+        }
+    }
+    match edge {
+        None => {}
+        Some(Edge::Zero) => out.iter_mut().for_each(|x| *x /= float(width)),
+        Some(Edge::Renormalise) => {
+            let n = x.len();
+            for (i, out) in out.iter_mut().enumerate() {
+                let around = i.saturating_add(half).saturating_add(1).min(n).saturating_sub(i.saturating_sub(half));
+                *out /= float(around);
+            }
+        }
     }
 }

@@ -12,17 +12,24 @@ use crate::{
 /// Writes the score of every candidate into `parts.scores` and, where the policy observes attention, the attention it
 /// received into `parts.signal`. Entries past the candidates get 0.
 pub(crate) fn fill(job: &Job<'_>, parts: &mut Parts<'_>) {
-    if let Importance::Attention(a) = job.policy.importance {
+    // Where heads can do without each other, all that reads a head's keys is done while the caches have them.
+    let (shared, own) = match job.policy.importance {
+        Importance::Attention(a) if a.share_heads => (Some(a), None),
+        Importance::Attention(a) => (None, Some(a)),
+        _ => (None, None),
+    };
+    if let Some(a) = shared {
         for head in job.view.heads() {
             attention::fill(job, head, a, parts);
         }
-        if a.share_heads {
-            attention::share(job, parts.signal);
-        }
+        attention::share(job, parts.signal);
     }
     let widest = geometry::widest(job, parts);
     for head in job.view.heads() {
         let m = job.candidates(head);
+        if let Some(a) = own {
+            attention::fill(job, head, a, parts);
+        }
         importance::fill(job, head, parts);
         if let Evicted::Retain(Retain { gain, .. }) = job.policy.evicted {
             let from = head.start.saturating_mul(job.policy.tile_queries());

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::Error;
-use crate::kernels::{self, Dispatch, Q8_0, Q8_0_BYTES, TILE_ROWS, Tile};
+use crate::kernels::{self, Ahead, Dispatch, Q8_0, Q8_0_BYTES, TILE_ROWS, Tile};
 
 /// The head layout of a layer. Query head `q` reads KV head `q / group`; there are `n_kv_heads * group` query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,12 +218,16 @@ impl<'a> Rows<'a> {
         head: Head,
         n: usize,
         scratch: &mut [f32],
-        f: impl FnMut(usize, &[f32]),
+        mut f: impl FnMut(usize, &[f32]),
     ) {
-        self.for_steps(d, head_dim, head, n, TILE_ROWS, scratch, f);
+        self.for_steps(d, head_dim, head, n, TILE_ROWS, scratch, |i, rows, ahead| {
+            kernels::prefetch(d, ahead);
+            f(i, rows);
+        });
     }
 
-    /// As [`Self::for_tiles`], `step` rows at a time; `scratch` is `[step][head_dim]`.
+    /// As [`Self::for_tiles`], `step` rows at a time: `f(i, rows, ahead)`, where `ahead` is read next and not asked for
+    /// yet; `scratch` is `[step][head_dim]`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn for_steps(
         &self,
@@ -233,14 +237,15 @@ impl<'a> Rows<'a> {
         n: usize,
         step: usize,
         scratch: &mut [f32],
-        mut f: impl FnMut(usize, &[f32]),
+        mut f: impl FnMut(usize, &[f32], Ahead),
     ) {
         let mut i = 0;
         while i < n {
             let take = step.min(n.saturating_sub(i));
             let first = head.start.saturating_add(i);
-            self.prefetch(d, head_dim, first.saturating_add(take), n.saturating_sub(i).saturating_sub(take).min(take));
-            f(i, self.widened(d, head_dim, first, take, scratch));
+            let next = n.saturating_sub(i).saturating_sub(take).min(take);
+            let ahead = self.ahead(head_dim, first.saturating_add(take), next);
+            f(i, self.widened(d, head_dim, first, take, scratch), ahead);
             i = i.saturating_add(take);
         }
     }
@@ -259,7 +264,8 @@ impl<'a> Rows<'a> {
         while i < n {
             let take = TILE_ROWS.min(n.saturating_sub(i));
             let first = head.start.saturating_add(i);
-            self.prefetch(d, head_dim, first.saturating_add(take), n.saturating_sub(i).saturating_sub(take).min(take));
+            let next = n.saturating_sub(i).saturating_sub(take).min(take);
+            kernels::prefetch(d, self.ahead(head_dim, first.saturating_add(take), next));
             f(i, take, self.tile(d, head_dim, first, take, scratch));
             i = i.saturating_add(take);
         }
@@ -292,12 +298,12 @@ impl<'a> Rows<'a> {
         out
     }
 
-    fn prefetch(&self, d: Dispatch, head_dim: usize, first: usize, n: usize) {
-        match (self, d.native()) {
-            (Self::F32(x), _) => kernels::prefetch(d, part(x, first, n, head_dim)),
-            (Self::F16(x), Some(native)) => native.prefetch(part(x, first, n, head_dim)),
-            (Self::BF16(x), Some(native)) => native.prefetch(part(x, first, n, head_dim)),
-            _ => {}
+    fn ahead(&self, head_dim: usize, first: usize, n: usize) -> Ahead {
+        match self {
+            Self::F32(x) => Ahead::of(part(x, first, n, head_dim)),
+            Self::F16(x) => Ahead::of(part(x, first, n, head_dim)),
+            Self::BF16(x) => Ahead::of(part(x, first, n, head_dim)),
+            Self::Q8_0(x) => Ahead::of(part(x, first, n, q8_0_row(head_dim).unwrap_or(0))),
         }
     }
 }

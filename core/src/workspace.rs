@@ -1,6 +1,6 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
-use crate::kernels::{COLUMN_ROWS, TILE_ROWS};
+use crate::kernels::{COLUMN_ROWS, LANES, TILE_ROWS};
 use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
 
 /// Elements of the two workspace slices.
@@ -45,7 +45,7 @@ pub(crate) struct Parts<'a> {
     pub temp: &'a mut [f32],
     /// Widened rows, `[TILE_ROWS][head_dim]`, or `[COLUMN_ROWS][head_dim]` if the policy has attention.
     pub tile: &'a mut [f32],
-    /// Covariance times a tile, or a tile's columns, `[head_dim][COLUMN_ROWS]`; empty if the policy has no attention.
+    /// Covariance times a tile, or a tile's columns, `[head_dim rounded up][COLUMN_ROWS]`; empty if the policy has no attention.
     pub matrix: &'a mut [f32],
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
@@ -132,7 +132,9 @@ impl<'a> Parts<'a> {
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
-        let matrix = if attention { tile } else { 0 };
+        let Some(columns) = shape.head_dim.checked_next_multiple_of(LANES) else { return None };
+        let Some(columns) = columns.checked_mul(COLUMN_ROWS) else { return None };
+        let matrix = if attention { columns } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
         let lazy = match p.diversity {
             Diversity::Mmr(Mmr { search: Search::Lazy | Search::Shortlist(_), .. }) => rows,

@@ -5,6 +5,7 @@ use core::arch::x86_64::*;
 
 use half::{bf16, f16};
 
+use super::Ahead;
 use super::lanes::{Lanes, entries};
 use super::scalar::LANES;
 

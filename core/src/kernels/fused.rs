@@ -11,16 +11,12 @@ pub fn mul_add(a: f32, b: f32, c: f32) -> f32 {
     wide(a, b, c)
 }
 
+/// A function of its own because the compiler hands no register of this unit to inline assembly.
 #[cfg(all(target_arch = "arm", target_os = "none", target_abi = "eabihf", not(target_has_atomic = "64")))]
-#[inline(always)]
-#[allow(unsafe_code)]
-fn instruction(a: f32, b: f32, mut c: f32) -> f32 {
-    // SAFETY: every unit of this kind has VFMA, which touches its three registers only.
-    unsafe {
-        core::arch::asm!("vfma.f32 {c}, {a}, {b}", c = inout(sreg) c, a = in(sreg) a, b = in(sreg) b,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    c
+#[allow(unsafe_code)] // naked: takes a, b, c from s0, s1, s2 and returns in s0, as this calling convention has it
+#[unsafe(naked)]
+extern "C" fn instruction(a: f32, b: f32, c: f32) -> f32 {
+    core::arch::naked_asm!(".fpu fpv4-sp-d16", "vfma.f32 s2, s0, s1", "vmov.f32 s0, s2", "bx lr")
 }
 
 /// By arithmetic in double precision: the product is exact there, and a sum rounded *to odd* keeps the trace of what it
@@ -36,7 +32,7 @@ pub fn wide(a: f32, b: f32, c: f32) -> f32 {
     // An inexact sum is one of the two numbers around the true one. Of these take the odd one.
     let bits = sum.to_bits();
     let outward = (lost > 0.0) == (sum > 0.0);
-    let even_and_inexact = u64::from(lost > 0.0 || lost < 0.0) & !bits & 1;
+    let even_and_inexact = u64::from(lost.abs() > 0.0) & !bits & 1;
     let odd = if outward { bits.wrapping_add(even_and_inexact) } else { bits.wrapping_sub(even_and_inexact) };
     f64::from_bits(odd) as f32
 }

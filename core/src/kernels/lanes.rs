@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::fused::mul_add;
 use super::scalar::{self, LANES, exp_of};
-use super::{COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES};
+use super::{Ahead, COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES};
 
 /// The vector operations of an instruction set. A value proves that this CPU has it.
 pub trait Lanes: Copy {
@@ -72,58 +72,70 @@ pub fn dots<L: Lanes, E: Element>(l: L, q: &[f32], head_dim: usize, rows: &[E], 
     }
 }
 
-/// `columns[j][i] = rows[i][j]`. What belongs to rows that are missing is left alone, and so are sums made of it.
+/// `columns[j][i] = rows[i][j]`, zeros past the last `j`. What belongs to rows that are missing is left alone, and so are
+/// sums made of it.
 #[inline(always)]
 pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) {
     let d = head_dim.max(1);
-    let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0;
+    let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0.as_chunks_mut::<LANES>().0;
     for (half, rows) in rows.chunks(d.saturating_mul(LANES)).take(COLUMN_ROWS / LANES).enumerate() {
         let mut from = 0usize;
-        let (squares, tail) = columns.as_chunks_mut::<LANES>();
-        for columns in squares {
+        for columns in columns.iter_mut() {
             let mut block = [l.splat(0.0); LANES];
             for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
-                *to = l.load(row.get(from..).and_then(|x| x.first_chunk()).unwrap_or(&[0.0; LANES]));
+                *to = load_some(l, row.get(from..).unwrap_or_default());
             }
-            let block = l.transpose(block);
-            for (to, column) in columns.iter_mut().zip(block) {
+            for (to, column) in columns.iter_mut().zip(l.transpose(block)) {
                 if let Some(to) = to.as_chunks_mut().0.get_mut(half) {
                     l.store(column, to);
                 }
             }
             from = from.saturating_add(LANES);
         }
-        for (j, column) in (from..).zip(tail) {
-            for (to, row) in column.iter_mut().skip(half.saturating_mul(LANES)).zip(rows.chunks_exact(d)) {
-                *to = row.get(j).copied().unwrap_or(0.0);
-            }
-        }
     }
 }
 
 /// The dot products of a query with all rows add up side by side and need no folding.
 #[inline(always)]
-pub fn dots_turned<L: Lanes>(l: L, q: &[f32], a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize) {
-    let columns = columns.as_chunks::<COLUMN_ROWS>().0;
-    let (d, a) = (columns.len().max(1), l.splat(a));
+#[allow(clippy::too_many_arguments)]
+pub fn dots_turned<L: Lanes>(
+    l: L,
+    q: &[f32],
+    head_dim: usize,
+    a: f32,
+    columns: &[f32],
+    out: &mut [f32],
+    stride: usize,
+    n: usize,
+    mut ahead: Ahead,
+) {
+    let columns = columns.as_chunks::<COLUMN_ROWS>().0.as_chunks::<LANES>().0;
+    let (d, a) = (head_dim.max(1), l.splat(a));
     let mut outs = out.chunks_mut(stride.max(1));
+    // Asked for all at once, the lines would queue up while nothing is computed.
+    let blocks = q.len().div_ceil(d.saturating_mul(BLOCK)).max(1);
+    let share = ahead.share(blocks);
     for q in q.chunks(d.saturating_mul(BLOCK)) {
+        prefetch(l, ahead.take(share));
         // A block that is not full repeats its first query.
-        let mut block = [q.get(..d).unwrap_or_default(); BLOCK];
+        let mut block = [q.get(..d).unwrap_or_default().as_chunks::<LANES>(); BLOCK];
         for (to, q) in block.iter_mut().zip(q.chunks_exact(d)) {
-            *to = q;
+            *to = q.as_chunks();
         }
+        let queries = q.len().checked_div(d).unwrap_or(0);
+        let tails = block.map(|q| padded(q.1));
+        let q = Queries { whole: block.map(|q| q.0), tails: (!d.is_multiple_of(LANES)).then_some(&tails) };
         let mut parts = [[l.splat(0.0); BLOCK]; COLUMN_ROWS / LANES];
         if L::ROOMY {
-            parts = column_dots(l, block, columns, 0);
+            parts = column_dots(l, q, columns, 0);
         } else {
             for (half, part) in parts.iter_mut().enumerate() {
-                [*part] = column_dots(l, block, columns, half);
+                [*part] = column_dots(l, q, columns, half);
             }
         }
         let [left, right] = parts;
         let mut dots = left.into_iter().zip(right);
-        for out in outs.by_ref().take(q.len().checked_div(d).unwrap_or(0)) {
+        for out in outs.by_ref().take(queries) {
             let Some((left, right)) = dots.next() else { return };
             put(l, l.mul(a, left), n.min(LANES), out);
             put(l, l.mul(a, right), n.saturating_sub(LANES), out.get_mut(LANES..).unwrap_or_default());
@@ -305,16 +317,15 @@ pub fn exp_sum<L: Lanes>(l: L, max: f32, x: &mut [f32]) -> f32 {
         s = l.add(s, e);
         l.store(e, x);
     }
-    for x in tail.iter_mut() {
-        *x = scalar::exp(*x - max);
-    }
+    let n = tail.len();
+    put(l, exp(l, l.sub(load_some(l, tail), m)), n, tail);
     fold(l, l.add(s, l.load(&padded(tail))))
 }
 
 #[inline(always)]
-pub fn prefetch<L: Lanes, E: Element>(l: L, x: &[E]) {
-    for line in x.chunks(64 / size_of::<E>()) {
-        l.prefetch(line.as_ptr().cast());
+pub fn prefetch<L: Lanes>(l: L, ahead: Ahead) {
+    for line in ahead.lines() {
+        l.prefetch(line);
     }
 }
 
@@ -505,16 +516,20 @@ fn put<L: Lanes>(l: L, v: L::V, n: usize, out: &mut [f32]) {
     }
 }
 
+/// Four queries, in vectors of 16 and what is left, padded with zeros.
+#[derive(Clone, Copy)]
+struct Queries<'a> {
+    whole: [&'a [[f32; LANES]]; BLOCK],
+    tails: Option<&'a [[f32; LANES]; BLOCK]>,
+}
+
+/// 16 elements of each row that was turned.
+type Columns = [[f32; COLUMN_ROWS]; LANES];
+
 /// Dot products of four queries with 16 rows from `16 half` on, or with `16 K`. Each lane of the definition is a vector
 /// here, and the fold is an addition of vectors.
 #[inline(always)]
-fn column_dots<L: Lanes, const K: usize>(
-    l: L,
-    q: [&[f32]; BLOCK],
-    columns: &[[f32; COLUMN_ROWS]],
-    half: usize,
-) -> [[L::V; BLOCK]; K] {
-    let (q, columns) = (q.map(|q| q.as_chunks()), columns.as_chunks());
+fn column_dots<L: Lanes, const K: usize>(l: L, q: Queries<'_>, columns: &[Columns], half: usize) -> [[L::V; BLOCK]; K] {
     macro_rules! lanes {
         ($a:literal) => {
             lane_dots::<L, $a, K>(l, q, columns, half)
@@ -528,24 +543,21 @@ fn column_dots<L: Lanes, const K: usize>(
     add(l, add(l, even, odd), [[l.splat(0.0); BLOCK]; K])
 }
 
-/// Vectors of 16, and what is left.
-type Chunks<'a, T> = (&'a [[T; LANES]], &'a [T]);
-
 /// Lane `J` of the definition for each query.
 #[inline(always)]
 fn lane_dots<L: Lanes, const J: usize, const K: usize>(
     l: L,
-    q: [Chunks<'_, f32>; BLOCK],
-    columns: Chunks<'_, [f32; COLUMN_ROWS]>,
+    q: Queries<'_>,
+    columns: &[Columns],
     half: usize,
 ) -> [[L::V; BLOCK]; K] {
-    let [a, b, c, d] = q;
+    let [a, b, c, d] = q.whole;
     let mut sums = [[l.splat(0.0); BLOCK]; K];
-    for ((((x, a), b), c), d) in columns.0.iter().zip(a.0).zip(b.0).zip(c.0).zip(d.0) {
+    for ((((x, a), b), c), d) in columns.iter().zip(a).zip(b).zip(c).zip(d) {
         sums = products::<L, J, K>(l, x, [a, b, c, d], half, sums);
     }
-    if J < columns.1.len() {
-        sums = products::<L, J, K>(l, columns.1, [a.1, b.1, c.1, d.1], half, sums);
+    if let (Some(tails), Some(x)) = (q.tails, columns.last()) {
+        sums = products::<L, J, K>(l, x, tails.each_ref(), half, sums);
     }
     sums
 }
@@ -553,8 +565,8 @@ fn lane_dots<L: Lanes, const J: usize, const K: usize>(
 #[inline(always)]
 fn products<L: Lanes, const J: usize, const K: usize>(
     l: L,
-    x: &[[f32; COLUMN_ROWS]],
-    q: [&[f32]; BLOCK],
+    x: &Columns,
+    q: [&[f32; LANES]; BLOCK],
     half: usize,
     mut sums: [[L::V; BLOCK]; K],
 ) -> [[L::V; BLOCK]; K] {
@@ -631,8 +643,10 @@ macro_rules! entries {
     ([$token:ident, $features:literal]
      $($(#[$doc:meta])* fn $name:ident$([$e:ident])?($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
         impl $token {$(
+            #[allow(clippy::too_many_arguments)]
             pub fn $name$(<$e: super::Element>)?(self, $($arg: $ty),*) $(-> $ret)? {
                 #[target_feature(enable = $features)]
+                #[allow(clippy::too_many_arguments)]
                 fn run$(<$e: super::Element>)?(token: $token, $($arg: $ty),*) $(-> $ret)? {
                     super::lanes::$name(token, $($arg),*)
                 }

@@ -21,6 +21,7 @@ mod tile;
 use half::{bf16, f16};
 
 use self::lanes::Lanes;
+pub(crate) use self::scalar::LANES;
 pub(crate) use self::tile::Tile;
 
 /// Rows handled together: a tile stays in the first-level cache, and [`add_rows`] sums over one before adding it on.
@@ -42,6 +43,7 @@ pub struct Dispatch(Level);
 enum Level {
     Scalar,
     Portable(portable::Portable),
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     Native(Native),
 }
 
@@ -139,6 +141,39 @@ elements! {
     bf16, bf16::ZERO, scalar::wide_bf16, Lanes::widen_bf16;
 }
 
+/// Memory that is read next.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    at: *const u8,
+    bytes: usize,
+}
+
+impl Ahead {
+    pub(crate) const LINE: usize = 64;
+
+    pub(crate) fn of<T>(x: &[T]) -> Self {
+        Self { at: x.as_ptr().cast(), bytes: size_of_val(x) }
+    }
+
+    /// Takes a part of so many bytes, in whole lines.
+    pub(crate) fn take(&mut self, bytes: usize) -> Self {
+        let bytes = bytes.next_multiple_of(Self::LINE).min(self.bytes);
+        let part = Self { at: self.at, bytes };
+        // Nothing is read through it.
+        *self = Self { at: self.at.wrapping_add(bytes), bytes: self.bytes.saturating_sub(bytes) };
+        part
+    }
+
+    /// A `parts`-th of it.
+    pub(crate) fn share(self, parts: usize) -> usize {
+        self.bytes.checked_div(parts).unwrap_or(0).saturating_add(1)
+    }
+
+    fn lines(self) -> impl Iterator<Item = *const u8> {
+        (0..self.bytes).step_by(Self::LINE).map(move |i| self.at.wrapping_add(i))
+    }
+}
+
 /// The list of kernels, for whoever needs one item per kernel; other arguments are passed on in front. `[E]` marks those
 /// that a [`Native`] level has for rows of any element.
 macro_rules! for_each_kernel {
@@ -148,10 +183,11 @@ macro_rules! for_each_kernel {
             /// `out[b * stride + i] = q[b] . rows[i]`; q `[queries][head_dim]`, rows `[n][head_dim]`, `out` reaching the last of them.
             fn dots[E](q: &[f32], head_dim: usize, rows: &[E], out: &mut [f32], stride: usize);
             /// Rearranges up to [`COLUMN_ROWS`] rows for `dots_turned` of the same level; `columns` is
-            /// `[head_dim][COLUMN_ROWS]`.
+            /// `[head_dim][COLUMN_ROWS]`, `head_dim` rounded up to a multiple of 16.
             fn turn(rows: &[f32], head_dim: usize, columns: &mut [f32]);
             /// `out[b * stride + i] = a (q[b] . rows[i])` for the `n` rows that `turn` rearranged; q `[queries][head_dim]`.
-            fn dots_turned(q: &[f32], a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize);
+            /// `ahead` is fetched meanwhile.
+            fn dots_turned(q: &[f32], head_dim: usize, a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize, ahead: Ahead);
             /// `out[i] = ||rows[i]||^2`; rows `[out.len()][head_dim]`.
             fn sq_norms[E](rows: &[E], head_dim: usize, out: &mut [f32]);
             /// `out[i] = ||rows[i] - c||^2`; rows `[out.len()][c.len()]`.
@@ -177,7 +213,7 @@ macro_rules! for_each_kernel {
             /// `x = exp(x - max)`, returning the sum; for `x <= max`.
             fn exp_sum(max: f32, x: &mut [f32]) -> f32;
             /// Asks for memory that is read soon. The kernels read several rows at once, an order no CPU foresees.
-            fn prefetch[E](x: &[E]);
+            fn prefetch(ahead: Ahead);
             /// `dst = src` as f32.
             fn widen_f16(src: &[f16], dst: &mut [f32]);
             /// `dst = src` as f32.
@@ -197,6 +233,7 @@ macro_rules! dispatch {
     ([] $($(#[$doc:meta])* fn $name:ident$([$e:ident])?($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
         $(
             $(#[$doc])*
+            #[allow(clippy::too_many_arguments)]
             pub(crate) fn $name(d: Dispatch, $($arg: $ty),*) $(-> $ret)? {
                 match d.0 {
                     Level::Scalar => scalar::$name($($arg),*),
@@ -208,6 +245,7 @@ macro_rules! dispatch {
 
         #[allow(unused_variables)] // on processors without such a level
         impl Native {$(
+            #[allow(clippy::too_many_arguments)]
             pub(crate) fn $name$(<$e: Element>)?(self, $($arg: $ty),*) $(-> $ret)? {
                 match self {
                     #[cfg(target_arch = "x86_64")]

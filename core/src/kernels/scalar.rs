@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 
 use super::fused::mul_add;
-use super::{COLUMN_ROWS, Q8_0, Q8_0_BYTES};
+use super::{Ahead, Q8_0, Q8_0_BYTES};
 
 pub const LANES: usize = 16;
 
@@ -25,10 +25,19 @@ pub fn turn(rows: &[f32], _: usize, columns: &mut [f32]) {
     }
 }
 
-pub fn dots_turned(q: &[f32], a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize) {
-    let d = columns.len() / COLUMN_ROWS;
-    let rows = columns.get(..n.saturating_mul(d)).unwrap_or_default();
-    dots(q, d, rows, out, stride);
+#[allow(clippy::too_many_arguments)]
+pub fn dots_turned(
+    q: &[f32],
+    head_dim: usize,
+    a: f32,
+    columns: &[f32],
+    out: &mut [f32],
+    stride: usize,
+    n: usize,
+    _: Ahead,
+) {
+    let d = head_dim.max(1);
+    dots(q, d, columns.get(..n.saturating_mul(d)).unwrap_or_default(), out, stride);
     for out in out.chunks_mut(stride.max(1)).take(q.len().checked_div(d).unwrap_or(0)) {
         scale(a, out.get_mut(..n).unwrap_or_default());
     }
@@ -110,7 +119,7 @@ pub fn exp_sum(max: f32, x: &mut [f32]) -> f32 {
     sum(x)
 }
 
-pub fn prefetch(_: &[f32]) {}
+pub fn prefetch(_: Ahead) {}
 
 pub fn widen_f16(src: &[f16], dst: &mut [f32]) {
     for (d, s) in dst.iter_mut().zip(src) {

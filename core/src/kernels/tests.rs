@@ -143,10 +143,10 @@ fn on_rows(rows: Tile<'_>, wide: &[f32], d: usize, n: usize, queries: usize, b: 
     // A tile in the middle of a longer row.
     let mut out = vec![7.0; queries * stride];
     rows.dots(q, d, &mut out[2..], stride);
-    let (mut many, mut columns) = (vec![7.0; queries * stride], vec![7.0; COLUMN_ROWS * d]);
+    let (mut many, mut columns) = (vec![7.0; queries * stride], vec![7.0; COLUMN_ROWS * d.next_multiple_of(16)]);
     if n <= COLUMN_ROWS {
         turn(level, wide, d, &mut columns);
-        dots_turned(level, q, 0.3, &columns, &mut many[2..], stride, n);
+        dots_turned(level, q, d, 0.3, &columns, &mut many[2..], stride, n, Ahead::of(wide));
     }
     let (mut norms, mut dists, mut y) = (vec![7.0; n], vec![7.0; n], b[..d].to_vec());
     rows.sq_norms(d, &mut norms);
