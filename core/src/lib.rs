@@ -68,6 +68,8 @@ mod mmr;
 #[cfg(feature = "heapless")]
 pub mod owned;
 mod policy;
+mod read;
+mod redundancy;
 mod repetition;
 mod retain;
 mod route;
@@ -88,6 +90,8 @@ pub use kernels::Dispatch;
 pub use merge::{LayerMut, merge_layer, merge_workspace_len};
 pub use methods::Method;
 pub use policy::{Needs, Policy, Protect, Recent};
+pub use read::{Reading, read_slots};
+pub use redundancy::{redundancy_layer, redundancy_policy};
 pub use retain::{Evictee, Slots, absorb, retain_layer};
 pub use route::{RouteError, RouteErrorKind, RouteLayer, parse_route};
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};

@@ -103,7 +103,11 @@ impl Case {
         let folder = testdata("models").join(self.folder);
         let mmproj = folder.join("mmproj-f32.gguf");
         let mmproj = (!self.pictures.is_empty()).then_some(mmproj.as_path());
-        Engine::open(&folder.join("model-f32.gguf"), mmproj, EngineOptions { n_threads, precision: Precision::Float })
+        Engine::open(
+            &folder.join("model-f32.gguf"),
+            mmproj,
+            EngineOptions { n_threads, precision: Precision::Float, ..EngineOptions::default() },
+        )
     }
 
     /// The prompt of the recording.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::Error;
 use crate::gguf::GgufFile;
+use crate::kernels::Dispatch;
 use crate::model::{Decoder, ImageLimits, ModelConfig, VisionTower};
 use crate::ops::{Compute, Precision};
 use crate::template::ChatTemplate;
@@ -21,12 +22,23 @@ pub struct Engine {
 }
 
 /// How an engine computes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Worker threads; 0 means one per core.
     pub n_threads: usize,
     /// Arithmetic of quantised weights.
     pub precision: Precision,
+    /// Instruction set of the kernels; `None` means the best of this CPU.
+    pub dispatch: Option<Dispatch>,
+    /// Repacks the language model's weights for the vector kernels as they are loaded. Otherwise they stay in the file's
+    /// map, shared with other processes, and decoding is slower.
+    pub repack: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { n_threads: 0, precision: Precision::default(), dispatch: None, repack: true }
+    }
 }
 
 impl Engine {
@@ -45,7 +57,7 @@ impl Engine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn new(model: &GgufFile, mmproj: Option<&GgufFile>, options: EngineOptions) -> Result<Engine, Error> {
-        let decoder = Decoder::load(model)?;
+        let mut decoder = Decoder::load(model)?;
         let tokenizer = Tokenizer::from_gguf(model)?;
         if tokenizer.n_tokens() > decoder.config().n_vocab {
             let (tokens, rows) = (tokenizer.n_tokens(), decoder.config().n_vocab);
@@ -56,6 +68,10 @@ impl Engine {
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
+        compute.dispatch = options.dispatch.unwrap_or(compute.dispatch);
+        if options.repack {
+            decoder.repack(&compute);
+        }
         Ok(Engine { compute, decoder, tokenizer, template, vision, image_limits: ImageLimits::default() })
     }
 

@@ -80,6 +80,27 @@ pub enum Error {
         /// Positions of the context.
         context: usize,
     },
+    /// A session cannot go back that far, or is not that far yet.
+    #[error("cannot go back to position {to}: only to {first} up to {last}")]
+    Rewind {
+        /// Positions to keep.
+        to: usize,
+        /// The fewest that can be kept: what an eviction has chosen among stays.
+        first: usize,
+        /// Positions of the session.
+        last: usize,
+    },
+    /// The CPU does not have the instruction set.
+    #[error("{name:?} is not an instruction set of this CPU, which has {}", available.join(", "))]
+    Dispatch {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: Vec<&'static str>,
+    },
+    /// The caller broke off.
+    #[error("cancelled")]
+    Cancelled,
     /// A route is not usable.
     #[error("{0}")]
     Route(#[from] ecokv_core::RouteError),

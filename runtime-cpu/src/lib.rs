@@ -15,7 +15,7 @@ pub mod quant;
 mod sampler;
 mod session;
 pub mod template;
-mod threads;
+pub mod threads;
 pub mod tokenizer;
 
 pub use ecokv_core::{HeadBudget, LayerBudget, Policy, methods};

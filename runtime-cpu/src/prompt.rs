@@ -29,9 +29,16 @@ impl Prompt {
     /// [`Error::Prompt`] for images without a projector or markers without images, [`Error::Template`] if the template
     /// fails, [`Error::Image`] for an unusable image.
     pub fn chat(engine: &Engine, text: &str, images: &[RgbImage]) -> Result<Prompt, Error> {
-        let message = Message::with_images("user", text, images.len())?;
-        let rendered = engine.template()?.render(&[message], true)?;
-        Prompt::rendered(engine, &rendered, images)
+        Prompt::messages(engine, &[Message::with_images("user", text, images.len())?], images)
+    }
+
+    /// A conversation under the model's chat template, up to where the assistant's next words begin. `images` are those of
+    /// all messages, in order.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn messages(engine: &Engine, messages: &[Message], images: &[RgbImage]) -> Result<Prompt, Error> {
+        Prompt::rendered(engine, &engine.template()?.render(messages, true)?, images)
     }
 
     /// The text as it is, with the begin token if the file asks for one.

@@ -1,5 +1,6 @@
 //! One conversation: prefill, evict, decode. The only file that knows the whole order.
 
+use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use ecokv_core::{self as core, LayerBudget, Policy, RouteLayer};
@@ -8,7 +9,7 @@ use crate::Error;
 use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
-use crate::model::{DecodeState, ImageEmbedding, Logits};
+use crate::model::{DecodeState, Logits};
 use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
@@ -63,6 +64,13 @@ pub struct Stats {
     pub nan_scores: u32,
 }
 
+/// A picture that moved the rotation on by less than the rows it takes.
+struct Shift {
+    rows: Range<usize>,
+    /// Rows up to its end less what the token after it is rotated by.
+    by: u32,
+}
+
 /// One conversation with a model.
 pub struct Session<'e> {
     engine: &'e Engine,
@@ -70,9 +78,11 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
-    /// What the next token is rotated by: with M-RoPE a picture advances it by less than the rows it takes.
-    next_axis: u32,
-    /// Whether each position so far came from an image.
+    /// Pictures that moved the rotation on by less than the rows they take (M-RoPE).
+    shifts: Vec<Shift>,
+    /// Positions that the last eviction chose among.
+    n_evicted: usize,
+    /// Whether each position so far came from an image; generated tokens may be missing at the end.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
     route: Vec<RouteLayer>,
@@ -101,7 +111,8 @@ impl<'e> Session<'e> {
             engine,
             options,
             n_past: 0,
-            next_axis: 0,
+            shifts: Vec::new(),
+            n_evicted: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
@@ -135,12 +146,34 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
+    /// Forgets everything but the options, the route and the profile.
+    pub fn reset(&mut self) {
+        let c = self.engine.config();
+        self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
+        self.n_past = 0;
+        self.images.clear();
+        self.stats = Stats::default();
+    }
+
     /// Runs a prompt, evicts, and returns the logits after its last token, `[n_vocab]`.
     ///
     /// # Errors
-    /// [`Error::Prompt`] if the prompt is empty, [`Error::ContextFull`], [`Error::Evict`].
+    /// [`Error::Prompt`] if the prompt is empty, [`Error::ContextFull`]: the session is as before. [`Error::Evict`]: the
+    /// session is empty, as after [`reset`](Self::reset).
     pub fn prefill(&mut self, prompt: &Prompt) -> Result<Vec<f32>, Error> {
-        self.run_prompt(prompt, Logits::Last)
+        self.run_prompt(prompt, Logits::Last, &mut |_, _| ControlFlow::Continue(()))
+    }
+
+    /// As [`prefill`](Self::prefill), calling `on_layer` with the layers done and those there are; it may break off.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill); [`Error::Cancelled`] if `on_layer` broke off: the session is empty.
+    pub fn prefill_with(
+        &mut self,
+        prompt: &Prompt,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
+        self.run_prompt(prompt, Logits::Last, on_layer)
     }
 
     /// As [`prefill`](Self::prefill), but returns the logits after every token, `[n][n_vocab]`.
@@ -148,7 +181,7 @@ impl<'e> Session<'e> {
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn prefill_all_logits(&mut self, prompt: &Prompt) -> Result<Vec<f32>, Error> {
-        self.run_prompt(prompt, Logits::All)
+        self.run_prompt(prompt, Logits::All, &mut |_, _| ControlFlow::Continue(()))
     }
 
     /// Runs one token; returns the logits after it, `[n_vocab]`.
@@ -165,13 +198,33 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let position = Position { index: self.n_past as u32, axes: [self.next_axis; 3] };
+        let position = Position { index: self.n_past as u32, axes: [self.next_axis(); 3] };
         let logits = decoder.decode(compute, id, position, &mut self.cache, &mut self.state);
         self.n_past += 1;
-        self.next_axis += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
         Ok(logits)
+    }
+
+    /// Goes back to the first `n_past` positions and forgets what came after them.
+    ///
+    /// # Errors
+    /// [`Error::Rewind`] if there are fewer positions, if an eviction has already chosen among those to be forgotten, if a
+    /// sliding window has left behind what would be seen again, or in the middle of a picture that shifts the rotation.
+    pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
+        let window = self.engine.config().windows.iter().flatten().min();
+        let left_behind = window.is_some_and(|&window| self.n_past >= window);
+        let mut first = if left_behind { self.n_past } else { self.n_evicted };
+        let inside = self.shifts.iter().find(|s| s.rows.start < n_past && n_past < s.rows.end);
+        first = inside.map_or(first, |s| first.max(s.rows.end));
+        if !(first..=self.n_past).contains(&n_past) {
+            return Err(Error::Rewind { to: n_past, first, last: self.n_past });
+        }
+        self.shifts.retain(|s| s.rows.end <= n_past);
+        self.cache.truncate(n_past as u32);
+        self.images.truncate(n_past);
+        self.n_past = n_past;
+        Ok(())
     }
 
     /// The cache.
@@ -184,37 +237,43 @@ impl<'e> Session<'e> {
         Stats { kv_bytes: self.cache.bytes(), ..self.stats.clone() }
     }
 
-    /// Positions of a prompt's rows, and what the token after it is rotated by.
-    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, u32) {
-        let m_rope = self.engine.config().rope_sections.is_some();
-        let mut positions = Vec::with_capacity(prompt.n_tokens());
-        let mut next = self.next_axis;
-        for chunk in &prompt.chunks {
-            let index = (self.n_past + positions.len()) as u32;
-            match chunk {
-                Chunk::Image(ImageEmbedding { grid: Some([rows, columns]), .. }) if m_rope => {
-                    let (rows, columns) = (*rows as u32, *columns as u32);
-                    positions.extend(
-                        (0..rows * columns).map(|i| Position {
-                            index: index + i,
-                            axes: [next, next + i / columns, next + i % columns],
-                        }),
-                    );
-                    next += rows.max(columns);
-                }
-                _ => {
-                    let n = chunk.len() as u32;
-                    positions.extend((0..n).map(|i| Position { index: index + i, axes: [next + i; 3] }));
-                    next += n;
-                }
-            }
-        }
-        (positions, next)
+    /// What the next token is rotated by.
+    fn next_axis(&self) -> u32 {
+        self.n_past as u32 - self.shifts.last().map_or(0, |s| s.by)
     }
 
-    fn run_prompt(&mut self, prompt: &Prompt, logits: Logits) -> Result<Vec<f32>, Error> {
-        let start = Instant::now();
-        let c = self.engine.config();
+    /// Positions of a prompt's rows, and the pictures among them that shift the rotation.
+    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, Vec<Shift>) {
+        let m_rope = self.engine.config().rope_sections.is_some();
+        let (mut positions, mut shifts) = (Vec::with_capacity(prompt.n_tokens()), Vec::new());
+        let mut next = self.next_axis();
+        for chunk in &prompt.chunks {
+            let first = self.n_past + positions.len();
+            let n = chunk.len() as u32;
+            let grid = match chunk {
+                Chunk::Image(image) if m_rope => image.grid.map(|side| side.map(|n| n as u32)),
+                _ => None,
+            };
+            let axes = |i: u32| match grid {
+                Some([_, columns]) => [next, next + i / columns, next + i % columns],
+                None => [next + i; 3],
+            };
+            positions.extend((0..n).map(|i| Position { index: first as u32 + i, axes: axes(i) }));
+            next += grid.map_or(n, |[rows, columns]| rows.max(columns));
+            if grid.is_some() {
+                let end = self.n_past + positions.len();
+                shifts.push(Shift { rows: first..end, by: end as u32 - next });
+            }
+        }
+        (positions, shifts)
+    }
+
+    fn run_prompt(
+        &mut self,
+        prompt: &Prompt,
+        logits: Logits,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
         let n = prompt.n_tokens();
         let (n_ctx, n_generate) = (self.options.n_ctx, self.options.n_generate);
         if n == 0 {
@@ -227,6 +286,22 @@ impl<'e> Session<'e> {
         if self.n_past + n + n_generate.min(1) > n_ctx {
             return Err(Error::ContextFull { prompt: self.n_past + n, generate: n_generate, context: n_ctx });
         }
+        let done = self.run_layers(prompt, logits, on_layer);
+        if done.is_err() {
+            self.reset(); // some layers have the prompt, others do not
+        }
+        done
+    }
+
+    fn run_layers(
+        &mut self,
+        prompt: &Prompt,
+        logits: Logits,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
+        let start = Instant::now();
+        let c = self.engine.config();
+        let n = prompt.n_tokens();
         let mut x = vec![0.0; n * c.n_embd];
         let mut rest = &mut x[..];
         for chunk in &prompt.chunks {
@@ -237,14 +312,22 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let (positions, next_axis) = self.positions(prompt);
+        let (positions, shifts) = self.positions(prompt);
+        self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
         let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
-        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
+        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| {
+            let done = s.layer + 1;
+            evictor.finish(s)?;
+            if on_layer(done, c.n_layers).is_break() { Err(Error::Cancelled) } else { Ok(()) }
+        })?;
         self.n_past += n;
-        self.next_axis = next_axis;
+        self.shifts.extend(shifts);
+        if self.options.eviction.is_some() {
+            self.n_evicted = self.n_past;
+        }
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;

@@ -139,6 +139,28 @@ impl Pool {
         });
     }
 
+    /// As [`chunks`](Self::chunks) over several buffers in one region: each part is `(key, data, len)`.
+    pub fn parts<K: Sync, T: Send, const M: usize>(
+        &self,
+        parts: [(K, &mut [T], usize); M],
+        f: impl Fn(&K, usize, &mut [T]) + Sync,
+    ) {
+        let parts = parts.map(|(key, data, len)| (key, Base(data.as_mut_ptr()), data.len(), len));
+        let n_tasks = parts.iter().map(|(_, _, total, len)| total.div_ceil(*len)).sum();
+        self.tasks(n_tasks, |mut i| {
+            for (key, base, total, len) in &parts {
+                let n = total.div_ceil(*len);
+                if i < n {
+                    let from = i * len;
+                    // SAFETY: every i is handed out once, so the parts are disjoint; they lie inside `data`.
+                    let part = unsafe { std::slice::from_raw_parts_mut(base.at(from), *len.min(&(total - from))) };
+                    return f(key, i, part);
+                }
+                i -= n;
+            }
+        });
+    }
+
     /// Calls `f` for every item, in parallel.
     pub fn each<T: Send>(&self, items: Vec<T>, f: impl Fn(T) + Sync) {
         let mut items: Vec<Option<T>> = items.into_iter().map(Some).collect();
@@ -282,7 +304,7 @@ mod tests {
             for _ in 0..3 {
                 s.spawn(|| {
                     for _ in 0..50 {
-                        pool.tasks(4, |_| pool.tasks(5, |i| drop(sum.fetch_add(i, Ordering::Relaxed))));
+                        pool.tasks(4, |_| pool.tasks(5, |i| _ = sum.fetch_add(i, Ordering::Relaxed)));
                     }
                 });
             }
@@ -297,7 +319,7 @@ mod tests {
             let run = || pool.tasks(64, |i| assert_ne!(i, bad, "deliberate"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             let count = AtomicUsize::new(0);
-            pool.tasks(64, |_| drop(count.fetch_add(1, Ordering::Relaxed)));
+            pool.tasks(64, |_| _ = count.fetch_add(1, Ordering::Relaxed));
             assert_eq!(count.into_inner(), 64);
         }
     }

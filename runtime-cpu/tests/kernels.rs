@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use ecokv::kernels::{Dispatch, KvRows, Q8Rows, WeightRows};
+use ecokv::kernels::{Dispatch, KvRows, Packed, Q8Rows, WeightRows};
 use ecokv::quant::{GgmlType, dequantize_row};
+use ecokv::threads::Pool;
 use half::f16;
 use safetensors::SafeTensors;
 
@@ -65,6 +66,7 @@ fn quantised(x: &[f32], two_planes: bool) -> Vec<f32> {
 #[test]
 fn quantised_products_match_float64() {
     // 9 tokens and 37 rows reach every tail of the tiles.
+    let pool = Pool::new(2).unwrap();
     for ty in QUANTISED {
         let n_rows = 37;
         let (data, row_bytes, n_cols) = weights(ty, n_rows);
@@ -79,12 +81,23 @@ fn quantised_products_match_float64() {
             let mut q8 = Q8Rows::default();
             q8.resize(n, n_cols, two_planes);
             q8.chunks_mut(n).into_iter().for_each(|to| dispatch.quantize_q8(&x, to));
+            q8.tile(&pool);
             let mut gemv = vec![0.0; n * n_rows];
             for (t, out) in gemv.chunks_mut(n_rows).enumerate() {
                 dispatch.gemv_q8(w, q8.row(t), out);
             }
             let mut gemm = vec![0.0; n * n_rows];
             dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            if dispatch.packs() {
+                // The same panels, kept: all rows, some rows, one token.
+                let packed = Packed::new(w, &pool);
+                let mut all = vec![0.0; n * n_rows];
+                dispatch.gemm_packed(packed.rows(0, n_rows), &q8, 0..n, &mut all);
+                assert_eq!(all, gemm, "{} {}", dispatch.name(), ty.name());
+                let mut some = vec![0.0; 21];
+                dispatch.gemm_packed(packed.rows(16, n_rows), &q8, 8..9, &mut some);
+                assert_eq!(some, gemm[8 * n_rows + 16..], "{} {}", dispatch.name(), ty.name());
+            }
             for t in 0..n {
                 let xt = quantised(&x[t * n_cols..(t + 1) * n_cols], two_planes);
                 for r in 0..n_rows {
@@ -97,10 +110,14 @@ fn quantised_products_match_float64() {
                     }
                 }
             }
-            // A part of the tokens gives the same bits as the whole.
+            // A part of the tokens gives the same bits as the whole, and so do rows without tiles.
             let mut part = vec![0.0; 4 * n_rows];
             dispatch.gemm_q8(w, &q8, 3..7, &mut part);
             assert_eq!(part, gemm[3 * n_rows..7 * n_rows], "{} {}", dispatch.name(), ty.name());
+            q8.resize(n, n_cols, two_planes);
+            let tiled = std::mem::replace(&mut gemm, vec![0.0; n * n_rows]);
+            dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            assert_eq!(tiled, gemm, "{} {}", dispatch.name(), ty.name());
         }
     }
 }

@@ -20,7 +20,7 @@ const VISION: f32 = 1e-4;
 
 fn engine(model: &str, mmproj: Option<&str>, n_threads: usize) -> Engine {
     let mmproj = mmproj.map(testdata);
-    let options = EngineOptions { n_threads, precision: Precision::Float };
+    let options = EngineOptions { n_threads, precision: Precision::Float, ..EngineOptions::default() };
     Engine::open(&testdata(model), mmproj.as_deref(), options).unwrap()
 }
 
@@ -86,7 +86,7 @@ fn every_block_format_in_one_model_matches_float_arithmetic() {
     let want = golden.get("logits_dequant");
     let ids = golden.ids("input_ids");
     let run = |precision| {
-        let options_ = EngineOptions { n_threads: 2, precision };
+        let options_ = EngineOptions { n_threads: 2, precision, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F32, None)).unwrap();
         session.prefill_all_logits(&Prompt::tokens(&engine, ids.clone()).unwrap()).unwrap()
@@ -233,7 +233,7 @@ fn a_budget_that_holds_everything_changes_nothing() {
 fn threads_do_not_change_a_bit() {
     let golden = Golden::load("models/llama-mixedq/golden.safetensors");
     let run = |n_threads| {
-        let options_ = EngineOptions { n_threads, precision: Precision::Int8 };
+        let options_ = EngineOptions { n_threads, precision: Precision::Int8, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F16, None)).unwrap();
         let prompt = Prompt::tokens(&engine, golden.ids("input_ids")).unwrap();

@@ -4,9 +4,9 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Evictee, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, Retain, RouteError,
-    RouteLayer, Slots, Workspace, absorb, evict_layer, expected, from_profile, merge_layer, methods, owned,
-    parse_route, retain_layer, score_layer,
+    Dispatch, Error, Evictee, Geometry, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Reading, Report,
+    Retain, RouteError, RouteLayer, Slots, Workspace, absorb, evict_layer, expected, from_profile, merge_layer, methods,
+    owned, parse_route, read_slots, redundancy_layer, retain_layer, score_layer,
 };
 
 #[panic_handler]
@@ -37,6 +37,16 @@ pub fn evict_scalar(
 #[unsafe(no_mangle)]
 pub fn scores(p: &Policy, budget: u32, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<Report, Error> {
     score_layer(Dispatch::detect(), p, budget, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn redundancy(g: Geometry, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<(), Error> {
+    redundancy_layer(Dispatch::detect(), g, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn read(query: &[f32], scale: f32, slots: (&[f32], &[f32], &[f32]), to: Reading<'_>) -> Result<(), Error> {
+    read_slots(Dispatch::detect(), query, scale, slots, to)
 }
 
 #[unsafe(no_mangle)]

@@ -104,6 +104,11 @@ impl KvCache {
         &self.layers
     }
 
+    /// Drops the rows of positions from `position` on.
+    pub fn truncate(&mut self, position: u32) {
+        self.layers.iter_mut().for_each(|l| l.truncate(position));
+    }
+
     /// Bytes of the rows in use: keys, values and positions.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerCache::bytes).sum()
@@ -223,6 +228,14 @@ impl LayerCache {
             self.values.write(dispatch, row * d, &v[h * d..(h + 1) * d]);
             self.positions[row] = position;
             head.len += 1;
+        }
+    }
+
+    /// Drops the rows of positions from `position` on, the last of every head.
+    fn truncate(&mut self, position: u32) {
+        for head in &mut self.heads {
+            let positions = &self.positions[head.start..head.start + head.len];
+            head.len = positions.partition_point(|&p| p < position);
         }
     }
 

@@ -27,6 +27,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List the eviction methods
     Methods(MethodsArgs),
+    /// Measure how fast a model reads prompts and answers
+    Bench(Box<BenchArgs>),
 }
 
 #[derive(Args, Debug)]
@@ -152,6 +154,42 @@ pub struct MethodsArgs {
     pub markdown: bool,
 }
 
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Language model (GGUF)
+    #[arg(short, value_name = "MODEL.gguf")]
+    pub model: PathBuf,
+    /// Prompt lengths to read, with commas between them; 0 for none
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "512")]
+    pub prompts: Vec<u32>,
+    /// Numbers of tokens to generate; 0 for none
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "128")]
+    pub n_predict: Vec<u32>,
+    /// Depths: tokens that are in the context before
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    pub depths: Vec<u32>,
+    /// Numbers of worker threads [default: one per core]
+    #[arg(short, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Vec<u32>,
+    /// Repetitions of every test
+    #[arg(short, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: u32,
+    /// Instruction set: scalar or what else this CPU has [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub dispatch: Option<String>,
+    /// Element type of the cache
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvArg::F16)]
+    pub kv_type: KvArg,
+    /// Print one JSON object instead of the table
+    ///
+    /// `tokens_per_s` is the median of the repetitions and `spread` half the distance between their quartiles. `kv_bytes`
+    /// is the cache at the end of the test, `peak_rss_bytes` the most memory in use since the test began.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub method: MethodArgs,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum KvArg {
     F32,
@@ -178,9 +216,11 @@ impl RunArgs {
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temp, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
     }
+}
 
-    pub fn kv_type(&self) -> KvType {
-        match self.kv_type {
+impl From<KvArg> for KvType {
+    fn from(arg: KvArg) -> KvType {
+        match arg {
             KvArg::F32 => KvType::F32,
             KvArg::F16 => KvType::F16,
         }

@@ -9,7 +9,7 @@ use ecokv::image::RgbImage;
 use ecokv::tokenizer::Utf8Stream;
 use ecokv::{Engine, Error, Prompt, Sampler, Session, SessionOptions, Stats};
 
-use super::args::RunArgs;
+use super::args::{MethodArgs, RunArgs};
 use super::choice::Choice;
 use super::output::{Failure, Progress};
 
@@ -60,6 +60,22 @@ impl Prepared {
     }
 }
 
+/// A session with the route and the profile that the flags name.
+pub fn open_session<'e>(
+    engine: &'e Engine,
+    options: SessionOptions,
+    args: &MethodArgs,
+) -> Result<Session<'e>, Failure> {
+    let mut session = Session::new(engine, options)?;
+    if let Some(path) = &args.route {
+        session.set_route(&read_text(path)?)?;
+    }
+    if let Some(path) = &args.head_profile {
+        session.set_head_profile(read_numbers(path)?)?;
+    }
+    Ok(session)
+}
+
 /// Answers a prompt; `on_text` gets every piece of the text as soon as it is known.
 pub fn generate(
     engine: &Engine,
@@ -71,14 +87,8 @@ pub fn generate(
 ) -> Result<Answer, Failure> {
     let n_ctx = args.ctx.map_or(engine.config().n_ctx_train, |n| n as usize);
     let options =
-        SessionOptions { n_ctx, n_generate: args.n_predict, kv_type: args.kv_type(), eviction: choice.eviction };
-    let mut session = Session::new(engine, options)?;
-    if let Some(path) = &args.method.route {
-        session.set_route(&read_text(path)?)?;
-    }
-    if let Some(path) = &args.method.head_profile {
-        session.set_head_profile(read_numbers(path)?)?;
-    }
+        SessionOptions { n_ctx, n_generate: args.n_predict, kv_type: args.kv_type.into(), eviction: choice.eviction };
+    let mut session = open_session(engine, options, &args.method)?;
     let mut sampler = Sampler::new(args.sampling());
     let n_prompt = prompt.n_tokens();
     progress.stage(&format!("reading {n_prompt} tokens"));

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::args::RunArgs;
 use super::choice::Choice;
 use super::generate::{Answer, End, Prepared};
+use super::memory::peak_rss_bytes;
 use super::methods;
 use super::output::{bytes, columns, note, plain};
 
@@ -195,11 +196,4 @@ fn window_note(choice: &Choice, answer: &Answer) -> Option<String> {
     }
     let (name, budget) = (choice.name, e.budget);
     Some(format!("{name}: of the window of {window} entries only {least} are kept, as the budget is {budget}"))
-}
-
-/// The most memory this process has had in use.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
-    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -6,12 +6,9 @@ use std::cell::RefCell;
 
 use half::f16;
 
-use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, avx2, generic};
+use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
+use super::{KvRows, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2, generic};
 use crate::quant::{GgmlType, dequantize_row};
-
-/// Tokens that share the loads of a panel.
-const TOKENS: usize = 12;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
@@ -25,125 +22,10 @@ pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     unsafe { with_format!(w.ty, F => fx::gemv::<F, true>(w, x, out)) }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
-    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
-    unsafe {
-        with_format!(w.ty, F => if x.low.is_empty() { gemm::<F, false>(w, x, tokens, out) } else { gemm::<F, true>(w, x, tokens, out) })
-    }
-}
-
 // Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
 // the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
-    static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
-}
-
-#[inline(always)]
-unsafe fn gemm<F: Format, const TWO: bool>(
-    w: WeightRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: &mut [f32],
-) {
-    let n_rows = w.n_rows();
-    let mut panel = PANEL.take();
-    panel.resize::<F>(w.n_cols);
-    for from in (0..n_rows).step_by(PANEL_ROWS) {
-        let to = (from + PANEL_ROWS).min(n_rows);
-        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-        unsafe {
-            fx::pack::<F, true>(w.slice(from, to), &mut panel);
-            let mut t = tokens.start;
-            while t < tokens.end {
-                let n = (tokens.end - t).min(TOKENS);
-                let out = &mut out[(t - tokens.start) * n_rows + from..];
-                if n == TOKENS {
-                    tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += TOKENS;
-                } else if n >= 4 {
-                    tile::<F, 4, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += 4;
-                } else {
-                    tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += 1;
-                }
-            }
-        }
-    }
-    PANEL.set(panel);
-}
-
-/// `out[t][r]` for 16 rows r and `N` tokens from `first`.
-#[inline(always)]
-unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
-    panel: &Panel,
-    x: &Q8Rows,
-    first: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    n_rows: usize,
-) {
-    let n_groups = x.n_cols / GROUP;
-    let halves = 1 + usize::from(F::HALVES);
-    // SAFETY: panel and activations cover all groups; features by the caller.
-    unsafe {
-        let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
-        let low = if TWO { &x.low } else { &x.q };
-        let xl: [*const i8; N] = std::array::from_fn(|t| low.as_ptr().add((first + t) * x.n_cols));
-        let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
-        let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
-        let mut acc = [_mm512_setzero_ps(); N];
-        for group in 0..n_groups {
-            for h in 0..halves {
-                let steps = 8 / halves;
-                let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 64 * steps * h);
-                let at = group * GROUP + 4 * steps * h;
-                let mut part = dots([_mm512_setzero_si512(); N], q, xq.map(|p| p.add(at)), steps);
-                if TWO {
-                    // A loop and not a closure: closures do not have the caller's instruction set.
-                    for part in &mut part {
-                        *part = _mm512_slli_epi32::<7>(*part);
-                    }
-                    part = dots(part, q, xl.map(|p| p.add(at)), steps);
-                }
-                let at = (group * halves + h) * PANEL_ROWS;
-                let scale = _mm512_loadu_ps(panel.scale.as_ptr().add(at));
-                let min = _mm512_loadu_ps(panel.min.as_ptr().add(at));
-                for t in 0..N {
-                    let d = _mm512_mul_ps(scale, _mm512_set1_ps(*xd[t].add(group)));
-                    let s = if F::HALVES {
-                        *xs[t].add(2 * group + h)
-                    } else {
-                        *xs[t].add(2 * group) + *xs[t].add(2 * group + 1)
-                    };
-                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[t]), d, acc[t]);
-                    acc[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(s), acc[t]);
-                }
-            }
-        }
-        for (t, v) in acc.into_iter().enumerate() {
-            let out = &mut out[t * out_stride..t * out_stride + n_rows];
-            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes(n_rows), v);
-        }
-    }
-}
-
-/// Adds integer dot products of `steps` groups of four columns: `[N]` tokens x 16 rows.
-#[inline(always)]
-unsafe fn dots<const N: usize>(mut sum: [__m512i; N], q: *const u8, x: [*const i8; N], steps: usize) -> [__m512i; N] {
-    // SAFETY: the caller's contract.
-    unsafe {
-        for c in 0..steps {
-            let w = _mm512_loadu_si512(q.add(64 * c).cast());
-            for t in 0..N {
-                let v = x[t].add(4 * c).cast::<i32>().read_unaligned();
-                sum[t] = _mm512_dpbusd_epi32(sum[t], w, _mm512_set1_epi32(v));
-            }
-        }
-        sum
-    }
 }
 
 /// Mask of the first `n` lanes of 16.

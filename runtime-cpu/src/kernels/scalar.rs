@@ -263,11 +263,16 @@ pub(super) fn q3_scale(s: &[u8], i: usize) -> i8 {
 }
 
 /// Six-bit scale and min `i` of 8 of Q4_K and Q5_K; `s` are the 12 packed bytes.
-pub(super) fn k4_scale_min(s: &[u8], i: usize) -> (f32, f32) {
-    let (scale, min) = if i < 4 {
+pub(super) fn k4_codes(s: &[u8], i: usize) -> (u8, u8) {
+    if i < 4 {
         (s[i] & 63, s[i + 4] & 63)
     } else {
         ((s[i + 4] & 15) | ((s[i - 4] >> 6) << 4), (s[i + 4] >> 4) | ((s[i] >> 6) << 4))
-    };
+    }
+}
+
+/// As [`k4_codes`], as floats.
+pub(super) fn k4_scale_min(s: &[u8], i: usize) -> (f32, f32) {
+    let (scale, min) = k4_codes(s, i);
     (f32::from(scale), f32::from(min))
 }

@@ -8,7 +8,7 @@ use crate::cache::{KvCache, LayerCache, Staging};
 use crate::gguf::GgufFile;
 use crate::kernels::Dispatch;
 use crate::ops::attention::{self, DecodeScratch};
-use crate::ops::linear::Input;
+use crate::ops::linear::{Input, forward_one};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::{Position, Rope, RopeScaling};
 use crate::ops::{Compute, Linear, act};
@@ -16,7 +16,7 @@ use crate::ops::{Compute, Linear, act};
 /// Tokens per pass through the matrices of a layer: bounds the scratch of a prefill.
 const BLOCK: usize = 512;
 
-/// The weights of a language model. Matrices stay in the file.
+/// The weights of a language model. Matrices stay in the file until they are [repacked](Decoder::repack).
 pub struct Decoder {
     config: ModelConfig,
     token_embd: Linear,
@@ -153,6 +153,16 @@ impl Decoder {
         })
     }
 
+    /// Repacks all matrices for the vector kernels, where that pays; they no longer stay in the file then.
+    pub fn repack(&mut self, cx: &Compute) {
+        for l in &mut self.layers {
+            for m in [&mut l.q, &mut l.k, &mut l.v, &mut l.o, &mut l.gate, &mut l.up, &mut l.down] {
+                m.repack(cx);
+            }
+        }
+        self.output.repack(cx);
+    }
+
     /// Rotary embedding of a layer.
     pub fn rope(&self, layer: usize) -> &Rope {
         if self.config.windows[layer].is_some() { &self.window_rope } else { &self.rope }
@@ -282,9 +292,8 @@ impl Decoder {
         for (l, layer) in self.layers.iter().enumerate() {
             d.rms_norm(&s.x, &layer.attn_norm, c.rms_eps, &mut s.h);
             s.input.prepare(cx, &[&layer.q, &layer.k, &layer.v], &s.h, 1);
-            layer.q.forward_with(cx, &s.h, &s.input, 1, &mut s.q);
-            layer.k.forward_with(cx, &s.h, &s.input, 1, &mut s.k);
-            layer.v.forward_with(cx, &s.h, &s.input, 1, &mut s.v);
+            let Layer { q, k, v, gate, up, .. } = layer;
+            forward_one(cx, &s.h, &s.input, 0, [(q, &mut s.q), (k, &mut s.k), (v, &mut s.v)]);
             s.angles.prepare(self, l, &[position]);
             turn_row(d, self.rope(l), layer.q_norm.as_ref(), &mut s.q, s.angles.from(0));
             turn_row(d, self.rope(l), layer.k_norm.as_ref(), &mut s.k, s.angles.from(0));
@@ -299,8 +308,7 @@ impl Decoder {
             add_normed(d, &mut s.x, &s.h, layer.attn_post_norm.as_deref(), c.rms_eps, &mut s.normed);
             d.rms_norm(&s.x, &layer.ffn_norm, c.rms_eps, &mut s.h);
             s.input.prepare(cx, &[&layer.gate, &layer.up], &s.h, 1);
-            layer.gate.forward_with(cx, &s.h, &s.input, 1, &mut s.gate);
-            layer.up.forward_with(cx, &s.h, &s.input, 1, &mut s.up);
+            forward_one(cx, &s.h, &s.input, 0, [(gate, &mut s.gate), (up, &mut s.up)]);
             gated(d, c.activation, &mut s.gate, &mut s.up);
             s.input.prepare(cx, &[&layer.down], &s.gate, 1);
             layer.down.forward_with(cx, &s.gate, &s.input, 1, &mut s.h);
