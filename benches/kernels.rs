@@ -14,7 +14,7 @@ use std::hint::black_box;
 
 use common::{Data, HEAD_DIMS, QUERIES, ROWS, criterion, numbers};
 use criterion::Criterion;
-use kernels::{Dispatch, Q8_0_BYTES, TILE_ROWS};
+use kernels::{COLUMN_ROWS, Dispatch, Q8_0_BYTES, TILE_ROWS};
 
 fn main() {
     let mut c = criterion();
@@ -41,8 +41,32 @@ fn all_levels(c: &mut Criterion, x: &Data) {
         };
         kernel("dots", &mut || kernels::dots(level, black_box(query), d, &x.rows, &mut out, n));
         kernel("dots_8", &mut || kernels::dots(level, black_box(&x.queries), d, &x.rows, &mut out, n));
+        kernel("dots_turned_8", &mut || {
+            let mut columns = [0.0; COLUMN_ROWS * 128];
+            let columns = &mut columns[..COLUMN_ROWS * d];
+            for (i, rows) in x.rows.chunks(COLUMN_ROWS * d).enumerate() {
+                let out = &mut out[i * COLUMN_ROWS..];
+                kernels::turn(level, black_box(rows), d, columns);
+                kernels::dots_turned(level, &x.queries, 0.125, columns, out, n, rows.len() / d);
+            }
+        });
         kernel("sq_norms", &mut || kernels::sq_norms(level, black_box(&x.rows), d, &mut out[..n]));
         kernel("sq_dists", &mut || kernels::sq_dists(level, black_box(query), &x.rows, &mut out[..n]));
+        if let Some(native) = level.native() {
+            kernel("dots_f16", &mut || native.dots(black_box(query), d, &x.halves, &mut out, n));
+            kernel("dots_bf16", &mut || native.dots(black_box(query), d, &x.brains, &mut out, n));
+            kernel("sq_dists_f16", &mut || native.sq_dists(black_box(query), &x.halves, &mut out[..n]));
+            kernel("sq_dists_bf16", &mut || native.sq_dists(black_box(query), &x.brains, &mut out[..n]));
+        }
+        let (mut norms, mut mean, mut direction) = (vec![1.0; n], vec![0.0; d], vec![0.0; d]);
+        kernel("gather", &mut || {
+            for (norms, rows) in norms.chunks_mut(TILE_ROWS).zip(x.rows.chunks(TILE_ROWS * d)) {
+                kernels::gather(level, black_box(rows), norms, &mut mean, &mut direction);
+            }
+        });
+        kernel("compare", &mut || {
+            kernels::compare(level, black_box(query), 1.0, &x.queries[d..2 * d], &x.rows, &mut out[..n], &mut norms);
+        });
         kernel("add_rows", &mut || {
             for (w, rows) in weights.chunks(TILE_ROWS).zip(x.rows.chunks(TILE_ROWS * d)) {
                 kernels::add_rows(level, black_box(w), rows, &mut y);

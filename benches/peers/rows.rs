@@ -17,7 +17,7 @@ use std::hint::black_box;
 use common::{Data, HEAD_DIMS, ROWS, criterion};
 use criterion::Criterion;
 use half::{bf16, f16};
-use kernels::{Dispatch, TILE_ROWS};
+use kernels::{Dispatch, TILE_ROWS, Tile};
 
 fn main() {
     let mut c = criterion();
@@ -32,50 +32,41 @@ fn main() {
     c.final_summary();
 }
 
-/// Tile by tile, as the scorers run, which for 16-bit rows includes widening them, and for cosines the norms of the rows.
+/// Tile by tile, as the scorers run, which for cosines includes the norms of the rows.
 fn ours(c: &mut Criterion, x: &Data) {
     let level = Dispatch::detect();
+    let native = level.native().expect("an instruction set that reads 16-bit rows");
     let query = &x.queries[..x.d];
     let tile = TILE_ROWS * x.d;
-    let (mut out, mut wide) = (vec![0.0; x.n], vec![0.0; tile]);
+    let mut out = vec![0.0; x.n];
     for measure in ["dot", "sqeuclid", "cosine"] {
         let mut group = x.group(c, &format!("rows/{measure}"));
-        group.bench_function(x.id("f32/ecokv"), |b| {
-            b.iter(|| {
-                for (out, rows) in out.chunks_mut(TILE_ROWS).zip(x.rows.chunks(tile)) {
-                    compare(level, measure, black_box(query), rows, out);
-                }
+        let mut bench = |name: &str, tiles: &dyn Fn() -> Vec<Tile<'_>>| {
+            let tiles = tiles();
+            group.bench_function(x.id(name), |b| {
+                b.iter(|| {
+                    for (out, rows) in out.chunks_mut(TILE_ROWS).zip(&tiles) {
+                        compare(measure, black_box(query), *rows, out);
+                    }
+                });
             });
-        });
-        group.bench_function(x.id("f16/ecokv"), |b| {
-            b.iter(|| {
-                for (out, rows) in out.chunks_mut(TILE_ROWS).zip(x.halves.chunks(tile)) {
-                    kernels::widen_f16(level, rows, &mut wide);
-                    compare(level, measure, black_box(query), &wide, out);
-                }
-            });
-        });
-        group.bench_function(x.id("bf16/ecokv"), |b| {
-            b.iter(|| {
-                for (out, rows) in out.chunks_mut(TILE_ROWS).zip(x.brains.chunks(tile)) {
-                    kernels::widen_bf16(level, rows, &mut wide);
-                    compare(level, measure, black_box(query), &wide, out);
-                }
-            });
-        });
+        };
+        bench("f32/ecokv", &|| x.rows.chunks(tile).map(|x| Tile::F32(level, x)).collect());
+        bench("f16/ecokv", &|| x.halves.chunks(tile).map(|x| Tile::F16(native, x)).collect());
+        bench("bf16/ecokv", &|| x.brains.chunks(tile).map(|x| Tile::BF16(native, x)).collect());
     }
 }
 
-fn compare(level: Dispatch, measure: &str, query: &[f32], rows: &[f32], out: &mut [f32]) {
+fn compare(measure: &str, query: &[f32], rows: Tile<'_>, out: &mut [f32]) {
     let d = query.len();
     match measure {
-        "dot" => kernels::dots(level, query, d, rows, out, TILE_ROWS),
-        "sqeuclid" => kernels::sq_dists(level, query, rows, out),
+        "dot" => rows.dots(query, d, out, TILE_ROWS),
+        "sqeuclid" => rows.sq_dists(query, out),
         _ => {
             let mut norms = [0.0; TILE_ROWS];
             let norms = &mut norms[..out.len()];
-            kernels::sq_norms(level, rows, d, norms);
-            kernels::dots(level, query, d, rows, out, TILE_ROWS);
+            rows.sq_norms(d, norms);
+            rows.dots(query, d, out, TILE_ROWS);
             out.iter_mut().zip(norms).for_each(|(x, n)| *x = 1.0 - *x / n.sqrt());
         }
     }

@@ -2,9 +2,10 @@
 
 use crate::axes::{Attention, Edge, Pool, Queries};
 use crate::evict::Job;
+use crate::kernels::COLUMN_ROWS;
 use crate::math::{copy, float, ratio};
 use crate::shape::Head;
-use crate::workspace::{Parts, QUERY_BLOCK};
+use crate::workspace::Parts;
 use crate::{Error, expected, kernels};
 
 /// Writes the attention received by the head's candidates, pooled, into `parts.signal`.
@@ -55,17 +56,42 @@ impl Pool {
 
 fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
     let group = float(job.view.shape.group);
+    let positions = head.of(job.view.observation.positions);
     for (i, (out, &sum)) in out.iter_mut().zip(head.of(job.view.observation.column_sums)).enumerate() {
-        let seen_by = if per_visible { float(head.len.saturating_sub(i)) } else { 1.0 };
+        let seen_by = match (per_visible, positions.get(i), positions.last()) {
+            (false, _, _) => 1.0,
+            (true, Some(&own), Some(&last)) => float(last.saturating_sub(own) as usize) + 1.0,
+            (true, _, _) => float(head.len.saturating_sub(i)),
+        };
         *out = sum / (group * seen_by);
     }
 }
 
-/// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
-/// the group: softmax over all keys of the head, causal inside the window. `each` receives the mean over the group of
-/// every query, `[queries][len]`, if it is not empty.
+/// Mean of [`summed`] over the queries that can see the entry and over all query heads of the group.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn received(
+    job: &Job<'_>,
+    head: Head,
+    window: usize,
+    temp: &mut [f32],
+    tile: &mut [f32],
+    columns: &mut [f32],
+    each: &mut [f32],
+    out: &mut [f32],
+) {
+    summed(job, head, window, temp, tile, columns, each, out);
+    let w = window.min(job.view.observation.n_queries).min(head.len);
+    for (i, out) in out.iter_mut().enumerate() {
+        let seen_by = w.min(head.len.saturating_sub(i)).saturating_mul(job.view.shape.group);
+        *out /= float(seen_by);
+    }
+}
+
+/// Attention each entry of the head receives from the window's queries, summed over all query heads of the group: softmax
+/// over all keys of the head, causal inside the window. `each` receives the mean over the group of every query,
+/// `[queries][len]`, if it is not empty.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn summed(
     job: &Job<'_>,
     head: Head,
     window: usize,
@@ -84,39 +110,87 @@ pub(crate) fn received(
     each.fill(0.0);
     // Query `t` of the window is the recorded query `first + t`, and sees the entries up to `n - w + t`.
     let first = recorded.saturating_sub(w);
-    for q in (0..view.shape.group).map(|g| head.index.saturating_mul(view.shape.group).saturating_add(g)) {
-        let mut t = 0;
-        while t < w {
-            let block = QUERY_BLOCK.min(w.saturating_sub(t));
-            let queries = view.queries(q, first.saturating_add(t), block);
-            let logits = temp.get_mut(..block.saturating_mul(n)).unwrap_or_default();
-            view.keys.for_tiles(job.d, d, head, n, tile, |i, rows| {
-                kernels::dots_many(job.d, queries, d, rows, columns, logits.get_mut(i..).unwrap_or_default(), n);
-            });
-            let seen_by_all = n.saturating_sub(w.saturating_sub(t).saturating_sub(1));
-            let mut weights = [0.0; QUERY_BLOCK];
-            for (b, (logits, weight)) in logits.chunks_exact_mut(n.max(1)).zip(&mut weights).enumerate() {
-                let logits = logits.get_mut(..seen_by_all.saturating_add(b)).unwrap_or_default();
-                let max = kernels::scale_max(job.d, view.scale, logits);
+    let seen_by_all = n.saturating_sub(w.saturating_sub(1));
+    let total = view.shape.group.saturating_mul(w);
+    // As many queries at once as there is room for: each pass reads all keys.
+    let room = temp.len().checked_div(n).unwrap_or(0).clamp(1, MOST_QUERIES);
+    let mut done = 0;
+    while done < total {
+        let block = Block { from: done, until: total.min(done.saturating_add(room)), window: w };
+        done = block.until;
+        let logits = temp.get_mut(..block.len().saturating_mul(n)).unwrap_or_default();
+        view.keys.for_steps(job.d, d, head, n, COLUMN_ROWS, tile, |i, rows| {
+            let take = rows.len().checked_div(d).unwrap_or(0);
+            kernels::turn(job.d, rows, d, columns);
+            for part in block.parts() {
+                let q = head.index.saturating_mul(view.shape.group).saturating_add(part.member);
+                let queries = view.queries(q, first.saturating_add(part.t), part.len);
+                let logits = logits.get_mut(part.at.saturating_mul(n).saturating_add(i)..).unwrap_or_default();
+                kernels::dots_turned(job.d, queries, view.scale, columns, logits, n, take);
+            }
+        });
+        let mut weights = [0.0; MOST_QUERIES];
+        for part in block.parts() {
+            let logits = logits.chunks_exact_mut(n).zip(&mut weights).skip(part.at).take(part.len);
+            for (t, (logits, weight)) in (part.t..).zip(logits) {
+                let logits = logits.get_mut(..seen_by_all.saturating_add(t)).unwrap_or_default();
+                let (_, max) = kernels::min_max(job.d, logits);
                 let sum = kernels::exp_sum(job.d, max, logits);
                 *weight = 1.0 / sum;
-                if let Some(each) = each.chunks_exact_mut(n.max(1)).nth(t.saturating_add(b)) {
+                if let Some(each) = each.chunks_exact_mut(n).nth(t) {
                     kernels::axpy(job.d, 1.0 / (sum * float(view.shape.group)), logits, each);
                 }
             }
-            let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
-            let weights = weights.get(..block).unwrap_or_default();
-            kernels::add_scaled(job.d, weights, logits, n, shared);
-            for (b, (logits, &weight)) in logits.chunks_exact(n.max(1)).zip(weights).enumerate() {
-                let logits = logits.get(seen_by_all..seen_by_all.saturating_add(b)).unwrap_or_default();
+        }
+        let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
+        kernels::add_scaled(job.d, weights.get(..block.len()).unwrap_or_default(), logits, n, shared);
+        for part in block.parts() {
+            let logits = logits.chunks_exact(n).zip(&weights).skip(part.at).take(part.len);
+            for (t, (logits, &weight)) in (part.t..).zip(logits) {
+                let logits = logits.get(seen_by_all..seen_by_all.saturating_add(t)).unwrap_or_default();
                 kernels::axpy(job.d, weight, logits, own);
             }
-            t = t.saturating_add(block);
         }
     }
-    for (i, out) in out.iter_mut().enumerate() {
-        let seen_by = w.min(n.saturating_sub(i)).saturating_mul(view.shape.group);
-        *out /= float(seen_by);
+}
+
+/// Most queries in a pass. More would only make their logits outgrow the caches.
+const MOST_QUERIES: usize = 32;
+
+/// Queries `from .. until` of a group's, the windows of its members one after the other.
+struct Block {
+    from: usize,
+    until: usize,
+    window: usize,
+}
+
+/// Queries of a block that belong to one member of the group: `len` from the `t`-th of its window on, the first of which
+/// is number `at` of the block.
+struct Part {
+    member: usize,
+    t: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Block {
+    fn len(&self) -> usize {
+        self.until.saturating_sub(self.from)
+    }
+
+    fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+        let Self { from, until, window } = *self;
+        (from.checked_div(window).unwrap_or(0)..).map_while(move |member| {
+            let begin = member.saturating_mul(window);
+            let (start, end) = (begin.max(from), begin.saturating_add(window).min(until));
+            let part = Part {
+                member,
+                t: start.saturating_sub(begin),
+                at: start.saturating_sub(from),
+                len: end.saturating_sub(start),
+            };
+            (start < end).then_some(part)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::Error;
-use crate::kernels::{self, Dispatch, Q8_0, Q8_0_BYTES, TILE_ROWS};
+use crate::kernels::{self, Dispatch, Q8_0, Q8_0_BYTES, TILE_ROWS, Tile};
 
 /// The head layout of a layer. Query head `q` reads KV head `q / group`; there are `n_kv_heads * group` query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,16 @@ pub struct Observation<'a> {
     pub head_weights: &'a [f32],
     /// Entries each head keeps for [`HeadBudget::Table`](crate::HeadBudget::Table), `[n_kv_heads]`.
     pub head_budgets: &'a [u32],
+    /// How many of the layer's budget of entries each head keeps from images, whatever the policy, `[n_kv_heads]`; in
+    /// proportion where the head keeps more or fewer than the budget. What images or text cannot fill goes to the other;
+    /// protected entries stay. Inside a kind the scores decide, for [`Mmr`](crate::Mmr) those of importance. Empty leaves
+    /// the shares to the scores.
+    pub image_budgets: &'a [u32],
+    /// Position of every entry in the sequence, `[rows]`, ascending in each head; empty as long as nothing was evicted, the
+    /// positions being the indices then. [`Queries::All`](crate::Queries::All) counts by it who could see an entry.
+    pub positions: &'a [u32],
+    /// Whether slots hold evicted entries already: they are paid for then even if everything would fit the budget.
+    pub slots_in_use: bool,
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -144,9 +154,11 @@ impl<'a> LayerView<'a> {
             ("query_covariance", covariance, o.query_covariance.len()),
             ("output_norms", rows, o.output_norms.len()),
             ("given", rows, o.given.len()),
+            ("positions", rows, o.positions.len()),
             ("tags", rows, o.tags.len()),
             ("head_weights", n_kv_heads, o.head_weights.len()),
             ("head_budgets", n_kv_heads, o.head_budgets.len()),
+            ("image_budgets", n_kv_heads, o.image_budgets.len()),
         ] {
             if got != 0 {
                 same(what, need, got)?;
@@ -206,33 +218,86 @@ impl<'a> Rows<'a> {
         head: Head,
         n: usize,
         scratch: &mut [f32],
+        f: impl FnMut(usize, &[f32]),
+    ) {
+        self.for_steps(d, head_dim, head, n, TILE_ROWS, scratch, f);
+    }
+
+    /// As [`Self::for_tiles`], `step` rows at a time; `scratch` is `[step][head_dim]`.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn for_steps(
+        &self,
+        d: Dispatch,
+        head_dim: usize,
+        head: Head,
+        n: usize,
+        step: usize,
+        scratch: &mut [f32],
         mut f: impl FnMut(usize, &[f32]),
+    ) {
+        let mut i = 0;
+        while i < n {
+            let take = step.min(n.saturating_sub(i));
+            let first = head.start.saturating_add(i);
+            self.prefetch(d, head_dim, first.saturating_add(take), n.saturating_sub(i).saturating_sub(take).min(take));
+            f(i, self.widened(d, head_dim, first, take, scratch));
+            i = i.saturating_add(take);
+        }
+    }
+
+    /// As [`Self::for_tiles`], but in a form that suits the level: `f(i, rows, tile)`.
+    pub(crate) fn for_native_tiles(
+        &self,
+        d: Dispatch,
+        head_dim: usize,
+        head: Head,
+        n: usize,
+        scratch: &mut [f32],
+        mut f: impl FnMut(usize, usize, Tile<'_>),
     ) {
         let mut i = 0;
         while i < n {
             let take = TILE_ROWS.min(n.saturating_sub(i));
             let first = head.start.saturating_add(i);
-            let widened = scratch.get_mut(..take.saturating_mul(head_dim)).unwrap_or_default();
-            match self {
-                Self::F32(x) => {
-                    let left = n.saturating_sub(i).saturating_sub(take);
-                    kernels::prefetch(d, part(x, first.saturating_add(take), left.min(TILE_ROWS), head_dim));
-                    f(i, part(x, first, take, head_dim));
-                }
-                Self::F16(x) => {
-                    kernels::widen_f16(d, part(x, first, take, head_dim), widened);
-                    f(i, widened);
-                }
-                Self::BF16(x) => {
-                    kernels::widen_bf16(d, part(x, first, take, head_dim), widened);
-                    f(i, widened);
-                }
-                Self::Q8_0(x) => {
-                    kernels::widen_q8_0(d, part(x, first, take, q8_0_row(head_dim).unwrap_or(0)), widened);
-                    f(i, widened);
-                }
-            }
+            self.prefetch(d, head_dim, first.saturating_add(take), n.saturating_sub(i).saturating_sub(take).min(take));
+            f(i, take, self.tile(d, head_dim, first, take, scratch));
             i = i.saturating_add(take);
+        }
+    }
+
+    #[inline(never)]
+    fn tile<'t>(&self, d: Dispatch, head_dim: usize, first: usize, n: usize, scratch: &'t mut [f32]) -> Tile<'t>
+    where
+        'a: 't,
+    {
+        match (self, d.native()) {
+            (Self::F16(x), Some(native)) => Tile::F16(native, part(x, first, n, head_dim)),
+            (Self::BF16(x), Some(native)) => Tile::BF16(native, part(x, first, n, head_dim)),
+            _ => Tile::F32(d, self.widened(d, head_dim, first, n, scratch)),
+        }
+    }
+
+    #[inline(never)]
+    fn widened<'t>(&self, d: Dispatch, head_dim: usize, first: usize, n: usize, scratch: &'t mut [f32]) -> &'t [f32]
+    where
+        'a: 't,
+    {
+        let out = scratch.get_mut(..n.saturating_mul(head_dim)).unwrap_or_default();
+        match self {
+            Self::F32(x) => return part(x, first, n, head_dim),
+            Self::F16(x) => kernels::widen_f16(d, part(x, first, n, head_dim), out),
+            Self::BF16(x) => kernels::widen_bf16(d, part(x, first, n, head_dim), out),
+            Self::Q8_0(x) => kernels::widen_q8_0(d, part(x, first, n, q8_0_row(head_dim).unwrap_or(0)), out),
+        }
+        out
+    }
+
+    fn prefetch(&self, d: Dispatch, head_dim: usize, first: usize, n: usize) {
+        match (self, d.native()) {
+            (Self::F32(x), _) => kernels::prefetch(d, part(x, first, n, head_dim)),
+            (Self::F16(x), Some(native)) => native.prefetch(part(x, first, n, head_dim)),
+            (Self::BF16(x), Some(native)) => native.prefetch(part(x, first, n, head_dim)),
+            _ => {}
         }
     }
 }

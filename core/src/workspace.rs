@@ -1,7 +1,7 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
-use crate::kernels::TILE_ROWS;
-use crate::{Diversity, Error, Importance, LayerShape, Mmr, Policy};
+use crate::kernels::{COLUMN_ROWS, TILE_ROWS};
+use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
 
 /// Elements of the two workspace slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub struct Workspace<'a> {
     pub u32s: &'a mut [u32],
 }
 
-/// Queries whose logits are computed in one pass over the keys.
+/// Queries whose logits are computed in one pass over the keys of a head that has all rows of the layer. Where the rows
+/// are shared by several heads there is room for more.
 pub(crate) const QUERY_BLOCK: usize = 8;
 
 impl Policy {
@@ -42,9 +43,9 @@ pub(crate) struct Parts<'a> {
     pub signal: &'a mut [f32],
     /// Per-head scratch: `QUERY_BLOCK` rows of logits, or two metrics and a row of scratch.
     pub temp: &'a mut [f32],
-    /// Widened rows, `[TILE_ROWS][head_dim]`.
+    /// Widened rows, `[TILE_ROWS][head_dim]`, or `[COLUMN_ROWS][head_dim]` if the policy has attention.
     pub tile: &'a mut [f32],
-    /// Covariance times a tile, or a tile's columns, `[head_dim][TILE_ROWS]`; empty if the policy has no attention.
+    /// Covariance times a tile, or a tile's columns, `[head_dim][COLUMN_ROWS]`; empty if the policy has no attention.
     pub matrix: &'a mut [f32],
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
@@ -54,7 +55,7 @@ pub(crate) struct Parts<'a> {
     pub window: &'a mut [f32],
     /// Selection keys, `[rows]`.
     pub keys: &'a mut [u32],
-    /// Bookkeeping of a lazy choice, `[rows]` each; empty elsewhere.
+    /// Bookkeeping of a choice one by one that does not look at every entry, `[rows]` each; empty elsewhere.
     pub order: &'a mut [u32],
     pub seen: &'a mut [u32],
 }
@@ -108,9 +109,16 @@ impl<'a> Parts<'a> {
         })
     }
 
+    /// Whether the policy needs the two vectors.
+    const fn compares(p: &Policy) -> bool {
+        !matches!(p.diversity, Diversity::None)
+            || matches!(p.importance, Importance::Lag { .. } | Importance::Leverage { .. })
+            || matches!(p.evicted, Evicted::Retain(Retain { readout: Readout::Tilt, .. }))
+    }
+
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let vectors = !matches!(p.diversity, Diversity::None) || matches!(p.importance, Importance::Lag { .. });
+        let vectors = Self::compares(p);
         let temps = if attention {
             QUERY_BLOCK
         } else if vectors {
@@ -118,14 +126,18 @@ impl<'a> Parts<'a> {
         } else {
             0
         };
-        let (Some(temp), Some(tile)) = (rows.checked_mul(temps), shape.head_dim.checked_mul(TILE_ROWS)) else {
+        let tile_rows = if attention { COLUMN_ROWS } else { TILE_ROWS };
+        let (Some(temp), Some(tile)) = (rows.checked_mul(temps), shape.head_dim.checked_mul(tile_rows)) else {
             return None;
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
         let matrix = if attention { tile } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
-        let lazy = if matches!(p.diversity, Diversity::Mmr(Mmr { lazy: true, .. })) { rows } else { 0 };
+        let lazy = match p.diversity {
+            Diversity::Mmr(Mmr { search: Search::Lazy | Search::Shortlist(_), .. }) => rows,
+            _ => 0,
+        };
         let Some(Some(u32s)) = (match lazy.checked_mul(2) {
             Some(lazy) => Some(lazy.checked_add(rows)),
             None => None,

@@ -98,6 +98,16 @@ pub enum Error {
         /// What there is.
         available: Vec<&'static str>,
     },
+    /// The element type of the cache cannot hold the model's heads.
+    #[error("a {kv_type} cache needs heads of a multiple of {of} values, and the model's have {head_dim}")]
+    KvType {
+        /// The type.
+        kv_type: &'static str,
+        /// Values of a head.
+        head_dim: usize,
+        /// What it must be a multiple of.
+        of: usize,
+    },
     /// The caller broke off.
     #[error("cancelled")]
     Cancelled,

@@ -9,7 +9,7 @@ use crate::cache::{Kept, SlotRows, Staging};
 use crate::engine::Engine;
 use crate::model::Staged;
 use crate::observe::Observer;
-use crate::session::SessionOptions;
+use crate::session::{Modalities, Modality, SessionOptions};
 
 /// SparseMM's share of the budget that every head gets, whatever its score.
 const EVEN_SHARE: f32 = 0.1;
@@ -21,6 +21,7 @@ pub(crate) struct Plan<'a> {
     pub route: &'a [RouteLayer],
     /// `[n_layers][n_kv_heads]`, or empty.
     pub head_scores: &'a [f32],
+    pub modalities: Modalities,
 }
 
 /// One eviction of a prompt, layer after layer.
@@ -33,6 +34,10 @@ pub(crate) struct Evictor<'a> {
     head_budgets: Vec<u32>,
     /// Whether each position comes from an image.
     images: &'a [bool],
+    /// Flags of positions from text and from images.
+    flags: [u8; 2],
+    /// `[n_kv_heads]`, or empty.
+    image_budgets: Vec<u32>,
     observer: Observer,
     f32s: Vec<f32>,
     u32s: Vec<u32>,
@@ -74,7 +79,10 @@ impl<'a> Evictor<'a> {
                 core::from_profile(plan.head_scores, e.budget, window, EVEN_SHARE, &mut head_budgets)?;
             }
         }
+        let protected = |kind| if plan.modalities.protect == Some(kind) { tag::PROTECTED } else { 0 };
         Ok(Evictor {
+            flags: [protected(Modality::Text), protected(Modality::Image) | tag::IMAGE],
+            image_budgets: plan.modalities.image_budget.map_or(Vec::new(), |n| vec![n; c.n_kv_heads]),
             engine,
             headroom: plan.options.n_generate.min(plan.options.n_ctx.saturating_sub(seq_len)),
             layers,
@@ -159,6 +167,7 @@ impl<'a> Evictor<'a> {
         let policy = &policy;
         let mut observation = self.observer.observation();
         observation.tags = &self.tags;
+        observation.image_budgets = &self.image_budgets;
         if !self.head_budgets.is_empty() {
             observation.head_budgets = &self.head_budgets[s.layer * c.n_kv_heads..][..c.n_kv_heads];
         }
@@ -186,7 +195,9 @@ impl<'a> Evictor<'a> {
             let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
             let kept = core::Kept { indices: &self.indices, counts: &self.counts };
             let SlotRows { keys, values, mass, .. } = &mut self.slots;
-            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, core::Slots { keys, values, mass })?;
+            // No room for moments: a policy that wants them is refused.
+            let slots = core::Slots { keys, values, mass, members: &mut [], moments: None };
+            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, slots)?;
         }
         Ok(())
     }
@@ -199,8 +210,9 @@ impl<'a> Evictor<'a> {
         self.f32s.resize(size.f32s, 0.0);
         self.u32s.resize(size.u32s, 0);
         let (starts, lens) = self.ranges(rows);
+        let attention = self.observer.observation().column_sums;
         let (keys, values) = rows.rows_mut();
-        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [] };
+        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [], attention };
         let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
         let kept = core::Kept { indices: &self.indices, counts: &self.counts };
         Ok(core::merge_layer(core::Dispatch::detect(), rule, layer, kept, workspace)?)
@@ -212,9 +224,8 @@ impl<'a> Evictor<'a> {
         self.tags.resize(rows.n_kv_heads() * capacity, 0);
         for (h, tags) in self.tags.chunks_exact_mut(capacity).enumerate() {
             for (i, t) in tags.iter_mut().enumerate().take(rows.len(h)) {
-                if self.images.get(rows.position(h, i) as usize) == Some(&true) {
-                    *t = tag::IMAGE;
-                }
+                let image = self.images.get(rows.position(h, i) as usize) == Some(&true);
+                *t = self.flags[usize::from(image)];
             }
         }
     }

@@ -1,6 +1,6 @@
 //! One conversation: prefill, evict, decode. The only file that knows the whole order.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use ecokv_core::{self as core, LayerBudget, Policy, RouteLayer};
@@ -9,7 +9,7 @@ use crate::Error;
 use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
-use crate::model::{DecodeState, Logits};
+use crate::model::{DecodeState, ImageEmbedding, Logits};
 use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
@@ -35,6 +35,25 @@ pub struct Eviction {
     pub layer_budget: LayerBudget,
     /// Entries kept per KV head, on average over heads and layers, protected ones included.
     pub budget: u32,
+}
+
+/// What a prompt consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modality {
+    /// Text tokens, those around images included.
+    Text,
+    /// Rows of images.
+    Image,
+}
+
+/// How eviction treats the two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modalities {
+    /// Kept whole, whatever the method says. A budget that cannot hold it is an error.
+    pub protect: Option<Modality>,
+    /// Of the budget, the entries that come from images; text gets the rest. In proportion where a head or layer keeps
+    /// more or fewer; what one cannot fill goes to the other. `None` leaves the shares to the method.
+    pub image_budget: Option<u32>,
 }
 
 /// What a session has done so far.
@@ -64,13 +83,6 @@ pub struct Stats {
     pub nan_scores: u32,
 }
 
-/// A picture that moved the rotation on by less than the rows it takes.
-struct Shift {
-    rows: Range<usize>,
-    /// Rows up to its end less what the token after it is rotated by.
-    by: u32,
-}
-
 /// One conversation with a model.
 pub struct Session<'e> {
     engine: &'e Engine,
@@ -78,16 +90,17 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
-    /// Pictures that moved the rotation on by less than the rows they take (M-RoPE).
-    shifts: Vec<Shift>,
     /// Positions that the last eviction chose among.
     n_evicted: usize,
+    /// What the next token is rotated by: with M-RoPE a picture advances it by less than the rows it takes.
+    next_axis: u32,
     /// Whether each position so far came from an image; generated tokens may be missing at the end.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
     route: Vec<RouteLayer>,
     /// `[n_layers][n_kv_heads]`, or empty.
     head_scores: Vec<f32>,
+    modalities: Modalities,
     stats: Stats,
 }
 
@@ -95,7 +108,8 @@ impl<'e> Session<'e> {
     /// An empty session.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if the context is longer than what the model was trained for.
+    /// [`Error::Prompt`] if the context is longer than what the model was trained for, [`Error::KvType`] if the cache's
+    /// type cannot hold its heads.
     pub fn new(engine: &'e Engine, mut options: SessionOptions) -> Result<Session<'e>, Error> {
         let c = engine.config();
         if options.n_ctx == 0 {
@@ -105,17 +119,19 @@ impl<'e> Session<'e> {
             let what = format!("a context of {} tokens: the model was trained for {}", options.n_ctx, c.n_ctx_train);
             return Err(Error::Prompt { what });
         }
+        options.kv_type.check(c.head_dim)?;
         Ok(Session {
             cache: KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, options.kv_type),
             state: engine.decoder.decode_state(),
             engine,
             options,
             n_past: 0,
-            shifts: Vec::new(),
             n_evicted: 0,
+            next_axis: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
+            modalities: Modalities::default(),
             stats: Stats::default(),
         })
     }
@@ -146,11 +162,28 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
-    /// Forgets everything but the options, the route and the profile.
+    /// How the next evictions treat text and images.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if images are to have more entries than the budget has.
+    pub fn set_modalities(&mut self, modalities: Modalities) -> Result<(), Error> {
+        if let (Some(images), Some(eviction)) = (modalities.image_budget, &self.options.eviction)
+            && images > eviction.budget
+        {
+            let what = format!("{images} entries for images of a budget of {}", eviction.budget);
+            return Err(Error::Prompt { what });
+        }
+        self.modalities = modalities;
+        Ok(())
+    }
+
+    /// Forgets everything but the options, the route, the profile and the modalities.
     pub fn reset(&mut self) {
         let c = self.engine.config();
         self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
         self.n_past = 0;
+        self.next_axis = 0;
+        self.n_evicted = 0;
         self.images.clear();
         self.stats = Stats::default();
     }
@@ -198,9 +231,10 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let position = Position { index: self.n_past as u32, axes: [self.next_axis(); 3] };
+        let position = Position { index: self.n_past as u32, axes: [self.next_axis; 3] };
         let logits = decoder.decode(compute, id, position, &mut self.cache, &mut self.state);
         self.n_past += 1;
+        self.next_axis += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
         Ok(logits)
@@ -209,20 +243,23 @@ impl<'e> Session<'e> {
     /// Goes back to the first `n_past` positions and forgets what came after them.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if there are fewer positions, if an eviction has already chosen among those to be forgotten, if a
-    /// sliding window has left behind what would be seen again, or in the middle of a picture that shifts the rotation.
+    /// [`Error::Rewind`] if there are fewer positions, or if what would have to come back is gone: an eviction has chosen
+    /// among the positions to be forgotten, a sliding window has moved on, or (with M-RoPE) a picture is among them.
     pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
-        let window = self.engine.config().windows.iter().flatten().min();
-        let left_behind = window.is_some_and(|&window| self.n_past >= window);
-        let mut first = if left_behind { self.n_past } else { self.n_evicted };
-        let inside = self.shifts.iter().find(|s| s.rows.start < n_past && n_past < s.rows.end);
-        first = inside.map_or(first, |s| first.max(s.rows.end));
+        let c = self.engine.config();
+        let mut first = self.n_evicted;
+        if c.windows.iter().flatten().any(|&window| self.n_past >= window) {
+            first = self.n_past;
+        }
+        if c.rope_sections.is_some() {
+            first = first.max(self.images.iter().rposition(|&image| image).map_or(0, |last| last + 1));
+        }
         if !(first..=self.n_past).contains(&n_past) {
             return Err(Error::Rewind { to: n_past, first, last: self.n_past });
         }
-        self.shifts.retain(|s| s.rows.end <= n_past);
         self.cache.truncate(n_past as u32);
         self.images.truncate(n_past);
+        self.next_axis -= (self.n_past - n_past) as u32;
         self.n_past = n_past;
         Ok(())
     }
@@ -237,35 +274,32 @@ impl<'e> Session<'e> {
         Stats { kv_bytes: self.cache.bytes(), ..self.stats.clone() }
     }
 
-    /// What the next token is rotated by.
-    fn next_axis(&self) -> u32 {
-        self.n_past as u32 - self.shifts.last().map_or(0, |s| s.by)
-    }
-
-    /// Positions of a prompt's rows, and the pictures among them that shift the rotation.
-    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, Vec<Shift>) {
+    /// Positions of a prompt's rows, and what the token after it is rotated by.
+    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, u32) {
         let m_rope = self.engine.config().rope_sections.is_some();
-        let (mut positions, mut shifts) = (Vec::with_capacity(prompt.n_tokens()), Vec::new());
-        let mut next = self.next_axis();
+        let mut positions = Vec::with_capacity(prompt.n_tokens());
+        let mut next = self.next_axis;
         for chunk in &prompt.chunks {
-            let first = self.n_past + positions.len();
-            let n = chunk.len() as u32;
-            let grid = match chunk {
-                Chunk::Image(image) if m_rope => image.grid.map(|side| side.map(|n| n as u32)),
-                _ => None,
-            };
-            let axes = |i: u32| match grid {
-                Some([_, columns]) => [next, next + i / columns, next + i % columns],
-                None => [next + i; 3],
-            };
-            positions.extend((0..n).map(|i| Position { index: first as u32 + i, axes: axes(i) }));
-            next += grid.map_or(n, |[rows, columns]| rows.max(columns));
-            if grid.is_some() {
-                let end = self.n_past + positions.len();
-                shifts.push(Shift { rows: first..end, by: end as u32 - next });
+            let index = (self.n_past + positions.len()) as u32;
+            match chunk {
+                Chunk::Image(ImageEmbedding { grid: Some([rows, columns]), .. }) if m_rope => {
+                    let (rows, columns) = (*rows as u32, *columns as u32);
+                    positions.extend(
+                        (0..rows * columns).map(|i| Position {
+                            index: index + i,
+                            axes: [next, next + i / columns, next + i % columns],
+                        }),
+                    );
+                    next += rows.max(columns);
+                }
+                _ => {
+                    let n = chunk.len() as u32;
+                    positions.extend((0..n).map(|i| Position { index: index + i, axes: [next + i; 3] }));
+                    next += n;
+                }
             }
         }
-        (positions, shifts)
+        (positions, next)
     }
 
     fn run_prompt(
@@ -312,10 +346,15 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let (positions, shifts) = self.positions(prompt);
+        let (positions, next_axis) = self.positions(prompt);
         self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
-        let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
+        let plan = Plan {
+            options: &self.options,
+            route: &self.route,
+            head_scores: &self.head_scores,
+            modalities: self.modalities,
+        };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
         let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| {
@@ -324,15 +363,15 @@ impl<'e> Session<'e> {
             if on_layer(done, c.n_layers).is_break() { Err(Error::Cancelled) } else { Ok(()) }
         })?;
         self.n_past += n;
-        self.shifts.extend(shifts);
         if self.options.eviction.is_some() {
             self.n_evicted = self.n_past;
         }
+        self.next_axis = next_axis;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;
         s.prompt_tokens += n;
-        s.kv_bytes_full = evictor.rows_full * (2 * c.head_dim * self.options.kv_type.bytes() + size_of::<u32>());
+        s.kv_bytes_full = evictor.rows_full * self.options.kv_type.entry_bytes(c.head_dim);
         s.kept = self.cache.layers().iter().map(|l| (0..c.n_kv_heads).map(|h| l.len(h)).collect()).collect();
         s.recent_kept = evictor.recent_kept;
         s.nan_scores += evictor.nan_scores;

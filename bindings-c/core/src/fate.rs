@@ -129,6 +129,7 @@ pub unsafe extern "C" fn ecokv_merge_layer(
                 keys: ptr::slice_mut(keys, elements, "keys")?,
                 values: ptr::slice_mut(values, elements, "values")?,
                 counts: ptr::slice_mut(counts, if counts.is_null() { 0 } else { c.rows }, "counts")?,
+                attention: &[],
             }
         };
         Ok(ecokv::merge_layer(Dispatch::detect(), rule, layer, kept, workspace)?)
@@ -156,7 +157,8 @@ pub unsafe extern "C" fn ecokv_slots_absorb(
         let (key, value, out) =
             unsafe { (ptr::slice(e.key, n, "key")?, ptr::slice(e.value, n, "value")?, read_slots(slots, n)?) };
         let entry = Evictee { key, value, entropy: e.entropy, mean_entropy: e.mean_entropy };
-        Ok(ecokv::absorb(&retain, stretch, entry, out)?)
+        ecokv::absorb(&retain, stretch, entry, out)?;
+        Ok(())
     };
     // SAFETY: passed on.
     unsafe { run(error, body) }
@@ -204,6 +206,8 @@ unsafe fn read_slots<'a>(p: *const ecokv_slots_t, head_dim: usize) -> Result<Slo
             keys: ptr::slice_mut(s.keys, elements, "slot keys")?,
             values: ptr::slice_mut(s.values, elements, "slot values")?,
             mass: ptr::slice_mut(s.mass, s.n, "slot masses")?,
+            members: &mut [],
+            moments: None,
         })
     }
 }

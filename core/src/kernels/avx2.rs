@@ -8,21 +8,23 @@ use half::{bf16, f16};
 use super::lanes::{Lanes, entries};
 use super::scalar::LANES;
 
-/// Proves AVX2 and F16C.
+/// Proves AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
 impl Avx2 {
     pub fn detect() -> Option<Self> {
         #[cfg(feature = "std")]
-        let seen = std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c");
+        let seen = std::is_x86_feature_detected!("avx2")
+            && std::is_x86_feature_detected!("fma")
+            && std::is_x86_feature_detected!("f16c");
         #[cfg(not(feature = "std"))]
-        let seen = cfg!(all(target_feature = "avx2", target_feature = "f16c"));
+        let seen = cfg!(all(target_feature = "avx2", target_feature = "fma", target_feature = "f16c"));
         seen.then_some(Self(()))
     }
 }
 
-super::for_each_kernel!(entries, Avx2, "avx2,f16c");
+super::for_each_kernel!(entries, Avx2, "avx2,fma,f16c");
 
 /// Both halves through one intrinsic.
 macro_rules! both {
@@ -72,6 +74,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
         both!(_mm256_mul_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw fma.
+        unsafe { (_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
     }
 
     #[inline(always)]
@@ -164,7 +172,7 @@ impl Lanes for Avx2 {
             let s = _mm256_add_ps(_mm256_shuffle_ps::<0x88>(s, s), _mm256_shuffle_ps::<0xdd>(s, s));
             let s = _mm_movelh_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
             let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), s);
+            _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(s, _mm_setzero_ps()));
             out
         }
     }

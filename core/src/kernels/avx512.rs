@@ -26,6 +26,7 @@ super::for_each_kernel!(entries, Avx512, "avx512f");
 
 impl Lanes for Avx512 {
     type V = __m512;
+    const ROOMY: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -61,6 +62,12 @@ impl Lanes for Avx512 {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
         // SAFETY: the token exists only if detection saw avx512f.
         unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
@@ -137,9 +144,9 @@ impl Lanes for Avx512 {
             let s = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
             let s = _mm512_add_ps(s, _mm512_permute_ps::<0x4e>(s));
             let s = _mm512_add_ps(s, _mm512_permute_ps::<0xb1>(s));
-            let firsts = _mm512_maskz_compress_ps(0x1111, s);
+            let firsts = _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, s));
             let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(firsts));
+            _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(firsts, _mm_setzero_ps()));
             out
         }
     }

@@ -1,21 +1,26 @@
 //! The kernels in vectors of 16 lanes, for any instruction set that supplies [`Lanes`]. Each follows `scalar` addition
-//! by addition: padding a last vector with zeros adds +0 to lanes that are never -0, which changes nothing.
+//! by addition. Padding a last vector with zeros can turn a lane of -0 into +0, which no sum shows: all end in adding +0.
 
 use half::{bf16, f16};
 
+use super::fused::mul_add;
 use super::scalar::{self, LANES, exp_of};
-use super::{Q8_0, Q8_0_BYTES};
+use super::{COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES};
 
 /// The vector operations of an instruction set. A value proves that this CPU has it.
 pub trait Lanes: Copy {
     /// 16 f32 lanes.
     type V: Copy;
+    /// Whether the registers hold the sums of four queries with [`COLUMN_ROWS`] rows, not only with half of them.
+    const ROOMY: bool = false;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, out: &mut [f32; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a b + c`, rounded once.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a < b ? yes : no`, lane by lane.
     fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
@@ -35,7 +40,7 @@ pub trait Lanes: Copy {
     fn prefetch(self, _: *const u8) {}
     /// `2^n` for the integer `n` in the low bits of each lane.
     fn exp2_bits(self, v: Self::V) -> Self::V;
-    /// The lanes of each argument folded in halves.
+    /// The lanes of each argument folded in halves, plus 0.
     fn fold4(self, v: [Self::V; 4]) -> [f32; 4];
     /// Lane `j` of argument `i` to lane `i` of result `j`.
     fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES];
@@ -48,14 +53,14 @@ pub trait Lanes: Copy {
 const BLOCK: usize = 4;
 
 #[inline(always)]
-pub fn dots<L: Lanes>(l: L, q: &[f32], head_dim: usize, rows: &[f32], out: &mut [f32], stride: usize) {
+pub fn dots<L: Lanes, E: Element>(l: L, q: &[f32], head_dim: usize, rows: &[E], out: &mut [f32], stride: usize) {
     let d = head_dim.max(1);
     let mut queries = q.chunks_exact(d.saturating_mul(BLOCK));
     let mut outs = out.chunks_mut(stride.max(1).saturating_mul(BLOCK));
     for (q, out) in queries.by_ref().zip(outs.by_ref()) {
         let Some(q) = split4(q, d) else { return };
         for (i, row) in rows.chunks_exact(d).enumerate() {
-            let dots = l.fold4(accumulate(l, Product, q, [row; BLOCK]));
+            let dots = l.fold4(accumulate(l, Product, q, row));
             for (o, dot) in out.iter_mut().skip(i).step_by(stride.max(1)).zip(dots) {
                 *o = dot;
             }
@@ -63,57 +68,81 @@ pub fn dots<L: Lanes>(l: L, q: &[f32], head_dim: usize, rows: &[f32], out: &mut 
     }
     // Fewer queries than a block: take the rows in blocks instead.
     for (q, out) in queries.remainder().chunks_exact(d).zip(outs.flat_map(|o| o.chunks_mut(stride.max(1)))) {
-        for_blocks(l, Product, rows, d, Some(q), out);
+        for_blocks(l, Product, rows, q, out);
     }
 }
 
-/// Turns each tile of rows around, so that the 16 dot products of a query with them add up side by side and need no
-/// folding.
+/// `columns[j][i] = rows[i][j]`. What belongs to rows that are missing is left alone, and so are sums made of it.
 #[inline(always)]
-pub fn dots_many<L: Lanes>(
-    l: L,
-    q: &[f32],
-    head_dim: usize,
-    rows: &[f32],
-    columns: &mut [f32],
-    out: &mut [f32],
-    stride: usize,
-) {
-    let (d, stride) = (head_dim.max(1), stride.max(1));
-    let Some(columns) = columns.as_chunks_mut::<LANES>().0.get_mut(..d) else { return };
-    let mut at = 0usize;
-    for rows in rows.chunks(d.saturating_mul(LANES)) {
-        let n = turn(l, rows, d, columns);
-        let mut queries = q.chunks_exact(d.saturating_mul(BLOCK));
-        let mut outs = out.chunks_mut(stride);
-        for q in queries.by_ref() {
-            let Some(q) = split4(q, d) else { return };
-            let products = column_dots(l, q, columns);
-            for (products, out) in products.into_iter().zip(outs.by_ref()) {
-                put(l, products, n, out.get_mut(at..).unwrap_or_default());
+pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) {
+    let d = head_dim.max(1);
+    let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0;
+    for (half, rows) in rows.chunks(d.saturating_mul(LANES)).take(COLUMN_ROWS / LANES).enumerate() {
+        let mut from = 0usize;
+        let (squares, tail) = columns.as_chunks_mut::<LANES>();
+        for columns in squares {
+            let mut block = [l.splat(0.0); LANES];
+            for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
+                *to = l.load(row.get(from..).and_then(|x| x.first_chunk()).unwrap_or(&[0.0; LANES]));
+            }
+            let block = l.transpose(block);
+            for (to, column) in columns.iter_mut().zip(block) {
+                if let Some(to) = to.as_chunks_mut().0.get_mut(half) {
+                    l.store(column, to);
+                }
+            }
+            from = from.saturating_add(LANES);
+        }
+        for (j, column) in (from..).zip(tail) {
+            for (to, row) in column.iter_mut().skip(half.saturating_mul(LANES)).zip(rows.chunks_exact(d)) {
+                *to = row.get(j).copied().unwrap_or(0.0);
             }
         }
-        for q in queries.remainder().chunks_exact(d) {
-            let Some(out) = outs.next() else { return };
-            let out = out.get_mut(at..at.saturating_add(n)).unwrap_or_default();
-            for_blocks(l, Product, rows, d, Some(q), out);
+    }
+}
+
+/// The dot products of a query with all rows add up side by side and need no folding.
+#[inline(always)]
+pub fn dots_turned<L: Lanes>(l: L, q: &[f32], a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize) {
+    let columns = columns.as_chunks::<COLUMN_ROWS>().0;
+    let (d, a) = (columns.len().max(1), l.splat(a));
+    let mut outs = out.chunks_mut(stride.max(1));
+    for q in q.chunks(d.saturating_mul(BLOCK)) {
+        // A block that is not full repeats its first query.
+        let mut block = [q.get(..d).unwrap_or_default(); BLOCK];
+        for (to, q) in block.iter_mut().zip(q.chunks_exact(d)) {
+            *to = q;
         }
-        at = at.saturating_add(LANES);
+        let mut parts = [[l.splat(0.0); BLOCK]; COLUMN_ROWS / LANES];
+        if L::ROOMY {
+            parts = column_dots(l, block, columns, 0);
+        } else {
+            for (half, part) in parts.iter_mut().enumerate() {
+                [*part] = column_dots(l, block, columns, half);
+            }
+        }
+        let [left, right] = parts;
+        let mut dots = left.into_iter().zip(right);
+        for out in outs.by_ref().take(q.len().checked_div(d).unwrap_or(0)) {
+            let Some((left, right)) = dots.next() else { return };
+            put(l, l.mul(a, left), n.min(LANES), out);
+            put(l, l.mul(a, right), n.saturating_sub(LANES), out.get_mut(LANES..).unwrap_or_default());
+        }
     }
 }
 
 #[inline(always)]
-pub fn sq_norms<L: Lanes>(l: L, rows: &[f32], head_dim: usize, out: &mut [f32]) {
-    for_blocks(l, Product, rows, head_dim.max(1), None, out);
+pub fn sq_norms<L: Lanes, E: Element>(l: L, rows: &[E], head_dim: usize, out: &mut [f32]) {
+    for_blocks(l, Square, rows, rows.get(..head_dim.max(1)).unwrap_or_default(), out);
 }
 
 #[inline(always)]
-pub fn sq_dists<L: Lanes>(l: L, c: &[f32], rows: &[f32], out: &mut [f32]) {
-    for_blocks(l, SquaredDifference, rows, c.len().max(1), Some(c), out);
+pub fn sq_dists<L: Lanes, E: Element>(l: L, c: &[f32], rows: &[E], out: &mut [f32]) {
+    for_blocks(l, SquaredDifference, rows, c, out);
 }
 
 #[inline(always)]
-pub fn gather<L: Lanes>(l: L, rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
+pub fn gather<L: Lanes, E: Element>(l: L, rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
     let mut lengths = [0.0; LANES];
     let n = norms.len().min(LANES);
     sq_norms(l, rows, mean.len(), lengths.get_mut(..n).unwrap_or_default());
@@ -131,10 +160,10 @@ pub fn gather<L: Lanes>(l: L, rows: &[f32], norms: &mut [f32], mean: &mut [f32],
         let zero = l.splat(0.0);
         let [mut m0, mut m1, mut d0, mut d1] = [zero; 4];
         for (&w, row) in inverse.iter().zip(rows.chunks_exact(d)) {
-            let x = row.get(from..).and_then(|x| x.first_chunk::<{ 2 * LANES }>()).unwrap_or(&[0.0; 2 * LANES]);
-            let (w, (x0, x1)) = (l.splat(w), two(l, x));
+            let x = row.get(from..).and_then(|x| x.first_chunk::<{ 2 * LANES }>());
+            let (w, (x0, x1)) = (l.splat(w), two(l, x.unwrap_or(&[E::ZERO; 2 * LANES])));
             (m0, m1) = (l.add(m0, x0), l.add(m1, x1));
-            (d0, d1) = (l.add(d0, l.mul(w, x0)), l.add(d1, l.mul(w, x1)));
+            (d0, d1) = (l.mul_add(w, x0, d0), l.mul_add(w, x1, d1));
         }
         for (y, (s0, s1)) in [(mean, (m0, m1)), (direction, (d0, d1))] {
             let (y0, y1) = two(l, y);
@@ -151,12 +180,12 @@ pub fn gather<L: Lanes>(l: L, rows: &[f32], norms: &mut [f32], mean: &mut [f32],
 }
 
 #[inline(always)]
-pub fn compare<L: Lanes>(
+pub fn compare<L: Lanes, E: Element>(
     l: L,
     direction: &[f32],
     length: f32,
     mean: &[f32],
-    rows: &[f32],
+    rows: &[E],
     cosines: &mut [f32],
     distances: &mut [f32],
 ) {
@@ -164,9 +193,17 @@ pub fn compare<L: Lanes>(
     let tiles = rows.chunks(d.saturating_mul(LANES));
     for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
         let (mut dots, mut squares) = ([0.0; LANES], [0.0; LANES]);
+        let blocks = dots.as_chunks_mut().0.iter_mut().zip(squares.as_chunks_mut().0);
+        for ((dots, squares), rows) in blocks.zip(rows.chunks(d.saturating_mul(BLOCK))) {
+            // A block that is not full repeats its first row.
+            let mut block = [rows.get(..d).unwrap_or_default(); BLOCK];
+            for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
+                *to = row;
+            }
+            let (p, s) = products_and_differences(l, block, direction, mean);
+            (*dots, *squares) = (l.fold4(p), l.fold4(s));
+        }
         let n = cosines.len().min(distances.len());
-        for_blocks(l, Product, rows, d, Some(direction), dots.get_mut(..n).unwrap_or_default());
-        sq_dists(l, mean, rows, squares.get_mut(..n).unwrap_or_default());
         let norms = load_some(l, distances);
         let cosine = ratio(l, l.load(&dots), l.mul(norms, l.splat(length)));
         put(l, l.mul(cosine, l.splat(-1.0)), n, cosines);
@@ -186,7 +223,7 @@ pub fn axpy<L: Lanes>(l: L, a: f32, x: &[f32], y: &mut [f32]) {
     let (x, x_tail) = x.get(..n).unwrap_or_default().as_chunks::<LANES>();
     let v = l.splat(a);
     for (y, x) in y.iter_mut().zip(x) {
-        l.store(l.add(l.load(y), l.mul(v, l.load(x))), y);
+        l.store(l.mul_add(v, l.load(x), l.load(y)), y);
     }
     scalar::axpy(a, x_tail, y_tail);
 }
@@ -204,10 +241,10 @@ pub fn add_scaled<L: Lanes>(l: L, w: &[f32], x: &[f32], stride: usize, y: &mut [
         let (va, vb, vc, vd) = (l.splat(wa), l.splat(wb), l.splat(wc), l.splat(wd));
         let (whole, tail) = y.as_chunks_mut::<LANES>();
         for (y, ((a, b), (c, d))) in whole.iter_mut().zip(a.0.iter().zip(b.0).zip(c.0.iter().zip(d.0))) {
-            let s = l.add(l.load(y), l.mul(va, l.load(a)));
-            let s = l.add(s, l.mul(vb, l.load(b)));
-            let s = l.add(s, l.mul(vc, l.load(c)));
-            l.store(l.add(s, l.mul(vd, l.load(d))), y);
+            let s = l.mul_add(va, l.load(a), l.load(y));
+            let s = l.mul_add(vb, l.load(b), s);
+            let s = l.mul_add(vc, l.load(c), s);
+            l.store(l.mul_add(vd, l.load(d), s), y);
         }
         for (w, (_, x)) in [(wa, a), (wb, b), (wc, c), (wd, d)] {
             scalar::axpy(w, x, tail);
@@ -259,30 +296,6 @@ pub fn min_max<L: Lanes>(l: L, x: &[f32]) -> (f32, f32) {
 }
 
 #[inline(always)]
-pub fn scale_max<L: Lanes>(l: L, a: f32, x: &mut [f32]) -> f32 {
-    let v = l.splat(a);
-    let mut hi = [l.splat(f32::NEG_INFINITY); BLOCK];
-    let (blocks, rest) = x.as_chunks_mut::<{ BLOCK * LANES }>();
-    let (vectors, tail) = rest.as_chunks_mut::<LANES>();
-    for block in blocks {
-        for (hi, x) in hi.iter_mut().zip(block.as_chunks_mut().0) {
-            let y = l.mul(l.load(x), v);
-            l.store(y, x);
-            *hi = l.max(y, *hi);
-        }
-    }
-    for (hi, x) in hi.iter_mut().zip(vectors) {
-        let y = l.mul(l.load(x), v);
-        l.store(y, x);
-        *hi = l.max(y, *hi);
-    }
-    let [a0, a1, a2, a3] = hi;
-    let mut highs = [0.0; LANES];
-    l.store(l.max(l.max(a0, a1), l.max(a2, a3)), &mut highs);
-    scalar::min_max(&highs).1.max(scalar::scale_max(a, tail))
-}
-
-#[inline(always)]
 pub fn exp_sum<L: Lanes>(l: L, max: f32, x: &mut [f32]) -> f32 {
     let (x, tail) = x.as_chunks_mut::<LANES>();
     let mut s = l.splat(0.0);
@@ -299,19 +312,17 @@ pub fn exp_sum<L: Lanes>(l: L, max: f32, x: &mut [f32]) -> f32 {
 }
 
 #[inline(always)]
-pub fn prefetch<L: Lanes>(l: L, x: &[f32]) {
-    for line in x.chunks(LANES) {
+pub fn prefetch<L: Lanes, E: Element>(l: L, x: &[E]) {
+    for line in x.chunks(64 / size_of::<E>()) {
         l.prefetch(line.as_ptr().cast());
     }
 }
 
 #[inline(always)]
 pub fn widen_f16<L: Lanes>(l: L, src: &[f16], dst: &mut [f32]) {
-    let ahead = size_of_val(src); // what follows is usually next
     let (src, src_tail) = src.as_chunks::<LANES>();
     let (dst, dst_tail) = dst.as_chunks_mut::<LANES>();
     for (d, s) in dst.iter_mut().zip(src) {
-        l.prefetch(s.as_ptr().cast::<u8>().wrapping_add(ahead));
         l.store(l.widen_f16(s), d);
     }
     scalar::widen_f16(src_tail, dst_tail);
@@ -319,11 +330,9 @@ pub fn widen_f16<L: Lanes>(l: L, src: &[f16], dst: &mut [f32]) {
 
 #[inline(always)]
 pub fn widen_bf16<L: Lanes>(l: L, src: &[bf16], dst: &mut [f32]) {
-    let ahead = size_of_val(src); // what follows is usually next
     let (src, src_tail) = src.as_chunks::<LANES>();
     let (dst, dst_tail) = dst.as_chunks_mut::<LANES>();
     for (d, s) in dst.iter_mut().zip(src) {
-        l.prefetch(s.as_ptr().cast::<u8>().wrapping_add(ahead));
         l.store(l.widen_bf16(s), d);
     }
     scalar::widen_bf16(src_tail, dst_tail);
@@ -340,9 +349,9 @@ pub fn widen_q8_0<L: Lanes>(l: L, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// What is summed over two rows. Not a closure: one that is not inlined would run without the instruction set.
+/// A step of a sum over two rows. Not a closure: one that is not inlined would run without the instruction set.
 trait Term: Copy {
-    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V;
+    fn add<L: Lanes>(self, l: L, x: L::V, y: L::V, sum: L::V) -> L::V;
 }
 
 #[derive(Clone, Copy)]
@@ -350,8 +359,19 @@ struct Product;
 
 impl Term for Product {
     #[inline(always)]
-    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V {
-        l.mul(x, y)
+    fn add<L: Lanes>(self, l: L, x: L::V, y: L::V, sum: L::V) -> L::V {
+        l.mul_add(x, y, sum)
+    }
+}
+
+/// Of the first row alone.
+#[derive(Clone, Copy)]
+struct Square;
+
+impl Term for Square {
+    #[inline(always)]
+    fn add<L: Lanes>(self, l: L, x: L::V, _: L::V, sum: L::V) -> L::V {
+        l.mul_add(x, x, sum)
     }
 }
 
@@ -360,61 +380,93 @@ struct SquaredDifference;
 
 impl Term for SquaredDifference {
     #[inline(always)]
-    fn of<L: Lanes>(self, l: L, x: L::V, y: L::V) -> L::V {
+    fn add<L: Lanes>(self, l: L, x: L::V, y: L::V, sum: L::V) -> L::V {
         let z = l.sub(x, y);
-        l.mul(z, z)
+        l.mul_add(z, z, sum)
     }
 }
 
-/// A term summed over vectors for four pairs of slices at once.
+/// A term summed over vectors for four slices and the same other one.
 #[inline(always)]
-fn accumulate<L: Lanes>(l: L, term: impl Term, a: [&[f32]; BLOCK], b: [&[f32]; BLOCK]) -> [L::V; BLOCK] {
+fn accumulate<L: Lanes, A: Element, C: Element>(l: L, term: impl Term, a: [&[A]; BLOCK], c: &[C]) -> [L::V; BLOCK] {
     let zero = l.splat(0.0);
     let [mut s0, mut s1, mut s2, mut s3] = [zero; BLOCK];
     let [a0, a1, a2, a3] = a.map(|a| a.as_chunks::<LANES>());
-    let [b0, b1, b2, b3] = b.map(|b| b.as_chunks::<LANES>());
-    let left = a0.0.iter().zip(a1.0).zip(a2.0.iter().zip(a3.0));
-    let right = b0.0.iter().zip(b1.0).zip(b2.0.iter().zip(b3.0));
-    for (((a0, a1), (a2, a3)), ((b0, b1), (b2, b3))) in left.zip(right) {
-        s0 = l.add(s0, term.of(l, l.load(a0), l.load(b0)));
-        s1 = l.add(s1, term.of(l, l.load(a1), l.load(b1)));
-        s2 = l.add(s2, term.of(l, l.load(a2), l.load(b2)));
-        s3 = l.add(s3, term.of(l, l.load(a3), l.load(b3)));
+    let c = c.as_chunks::<LANES>();
+    for ((((a0, a1), a2), a3), c) in a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(c.0) {
+        let c = C::load(l, c);
+        s0 = term.add(l, A::load(l, a0), c, s0);
+        s1 = term.add(l, A::load(l, a1), c, s1);
+        s2 = term.add(l, A::load(l, a2), c, s2);
+        s3 = term.add(l, A::load(l, a3), c, s3);
     }
-    if !a0.1.is_empty() {
-        s0 = l.add(s0, term.of(l, l.load(&padded(a0.1)), l.load(&padded(b0.1))));
-        s1 = l.add(s1, term.of(l, l.load(&padded(a1.1)), l.load(&padded(b1.1))));
-        s2 = l.add(s2, term.of(l, l.load(&padded(a2.1)), l.load(&padded(b2.1))));
-        s3 = l.add(s3, term.of(l, l.load(&padded(a3.1)), l.load(&padded(b3.1))));
+    if !c.1.is_empty() {
+        let c = load_some(l, c.1);
+        s0 = term.add(l, load_some(l, a0.1), c, s0);
+        s1 = term.add(l, load_some(l, a1.1), c, s1);
+        s2 = term.add(l, load_some(l, a2.1), c, s2);
+        s3 = term.add(l, load_some(l, a3.1), c, s3);
     }
     [s0, s1, s2, s3]
 }
 
-/// Fills `out` with the sums of a term over each row and `c`, or each row and itself, four rows at a time.
+/// Both sums in one go over four rows: products with `direction`, and squared differences from `mean`.
 #[inline(always)]
-fn for_blocks<L: Lanes>(l: L, term: impl Term, rows: &[f32], d: usize, c: Option<&[f32]>, out: &mut [f32]) {
+fn products_and_differences<L: Lanes, E: Element>(
+    l: L,
+    rows: [&[E]; BLOCK],
+    direction: &[f32],
+    mean: &[f32],
+) -> ([L::V; BLOCK], [L::V; BLOCK]) {
+    let zero = l.splat(0.0);
+    let ([mut p0, mut p1, mut p2, mut p3], [mut s0, mut s1, mut s2, mut s3]) = ([zero; BLOCK], [zero; BLOCK]);
+    let [a0, a1, a2, a3] = rows.map(|a| a.as_chunks::<LANES>());
+    let (u, m) = (direction.as_chunks::<LANES>(), mean.as_chunks::<LANES>());
+    macro_rules! step {
+        ($load:path, $u:expr, $m:expr, $($a:expr, $p:ident, $s:ident);*) => {
+            let (u, m) = ($load(l, $u), $load(l, $m));
+            $(
+                let x = $load(l, $a);
+                $p = Product.add(l, x, u, $p);
+                $s = SquaredDifference.add(l, x, m, $s);
+            )*
+        };
+    }
+    for (((((a0, a1), a2), a3), u), m) in a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(u.0).zip(m.0) {
+        step!(Element::load, u, m, a0, p0, s0; a1, p1, s1; a2, p2, s2; a3, p3, s3);
+    }
+    if !u.1.is_empty() {
+        step!(load_some, u.1, m.1, a0.1, p0, s0; a1.1, p1, s1; a2.1, p2, s2; a3.1, p3, s3);
+    }
+    ([p0, p1, p2, p3], [s0, s1, s2, s3])
+}
+
+/// Fills `out` with the sums of a term over each row and `c`, four rows at a time.
+#[inline(always)]
+fn for_blocks<L: Lanes, E: Element, C: Element>(l: L, term: impl Term, rows: &[E], c: &[C], out: &mut [f32]) {
+    let d = c.len().max(1);
     let n = out.len().min(rows.len().checked_div(d).unwrap_or(0));
     let (outs, rest) = out.get_mut(..n).unwrap_or_default().as_chunks_mut::<BLOCK>();
     let mut blocks = rows.get(..n.saturating_mul(d)).unwrap_or_default().chunks_exact(d.saturating_mul(BLOCK));
     for (out, rows) in outs.iter_mut().zip(blocks.by_ref()) {
         let Some(rows) = split4(rows, d) else { return };
-        *out = l.fold4(accumulate(l, term, rows, c.map_or(rows, |c| [c; BLOCK])));
+        *out = l.fold4(accumulate(l, term, rows, c));
     }
     for (out, row) in rest.iter_mut().zip(blocks.remainder().chunks_exact(d)) {
-        [*out, ..] = l.fold4(accumulate(l, term, [row; BLOCK], [c.unwrap_or(row); BLOCK]));
+        [*out, ..] = l.fold4(accumulate(l, term, [row; BLOCK], c));
     }
 }
 
 /// `add_rows` for the columns from `from` on.
 #[inline(always)]
-fn add_columns<L: Lanes>(l: L, w: &[f32], rows: &[f32], mut from: usize, y: &mut [f32]) {
+fn add_columns<L: Lanes, E: Element>(l: L, w: &[f32], rows: &[E], mut from: usize, y: &mut [f32]) {
     let d = y.len().max(1);
     let (whole, tail) = y.get_mut(from..).unwrap_or_default().as_chunks_mut::<LANES>();
     for y in whole {
         let mut s = l.splat(0.0);
         for (&w, row) in w.iter().zip(rows.chunks_exact(d)) {
             if let Some(x) = row.get(from..).and_then(|r| r.first_chunk()) {
-                s = l.add(s, l.mul(l.splat(w), l.load(x)));
+                s = l.mul_add(l.splat(w), E::load(l, x), s);
             }
         }
         l.store(l.add(l.load(y), s), y);
@@ -422,14 +474,14 @@ fn add_columns<L: Lanes>(l: L, w: &[f32], rows: &[f32], mut from: usize, y: &mut
     }
     for (j, y) in tail.iter_mut().enumerate() {
         let column = rows.get(from.saturating_add(j)..).unwrap_or_default().iter().step_by(d);
-        *y += w.iter().zip(column).fold(0.0, |s, (&w, &x)| s + w * x);
+        *y += w.iter().zip(column).fold(0.0, |s, (&w, x)| mul_add(w, x.wide(), s));
     }
 }
 
 #[inline(always)]
-fn two<L: Lanes>(l: L, x: &[f32; 2 * LANES]) -> (L::V, L::V) {
+fn two<L: Lanes, E: Element>(l: L, x: &[E; 2 * LANES]) -> (L::V, L::V) {
     match x.as_chunks().0 {
-        [a, b] => (l.load(a), l.load(b)),
+        [a, b] => (E::load(l, a), E::load(l, b)),
         _ => (l.splat(0.0), l.splat(0.0)),
     }
 }
@@ -438,30 +490,6 @@ fn two<L: Lanes>(l: L, x: &[f32; 2 * LANES]) -> (L::V, L::V) {
 #[inline(always)]
 fn ratio<L: Lanes>(l: L, a: L::V, b: L::V) -> L::V {
     l.less(b, l.splat(f32::from_bits(1)), l.splat(0.0), l.div(a, b))
-}
-
-/// Writes the transpose of up to 16 rows, zeros for those missing, and returns how many there are.
-#[inline(always)]
-fn turn<L: Lanes>(l: L, rows: &[f32], d: usize, columns: &mut [[f32; LANES]]) -> usize {
-    let mut each: [&[f32]; LANES] = [&[]; LANES];
-    let mut n = 0usize;
-    for (to, row) in each.iter_mut().zip(rows.chunks_exact(d)) {
-        *to = row;
-        n = n.saturating_add(1);
-    }
-    let mut from = 0usize;
-    for columns in columns.chunks_mut(LANES) {
-        let mut block = [l.splat(0.0); LANES];
-        for (to, row) in block.iter_mut().zip(each) {
-            *to = load_some(l, row.get(from..).unwrap_or_default());
-        }
-        let block = l.transpose(block);
-        for (to, column) in columns.iter_mut().zip(block) {
-            l.store(column, to);
-        }
-        from = from.saturating_add(LANES);
-    }
-    n
 }
 
 /// The first `n` lanes to the front of `out`.
@@ -477,14 +505,19 @@ fn put<L: Lanes>(l: L, v: L::V, n: usize, out: &mut [f32]) {
     }
 }
 
-/// Dot products of four queries with 16 rows given by their columns. Each lane of the definition is a vector here, and
-/// the fold is an addition of vectors.
+/// Dot products of four queries with 16 rows from `16 half` on, or with `16 K`. Each lane of the definition is a vector
+/// here, and the fold is an addition of vectors.
 #[inline(always)]
-fn column_dots<L: Lanes>(l: L, q: [&[f32]; BLOCK], columns: &[[f32; LANES]]) -> [L::V; BLOCK] {
+fn column_dots<L: Lanes, const K: usize>(
+    l: L,
+    q: [&[f32]; BLOCK],
+    columns: &[[f32; COLUMN_ROWS]],
+    half: usize,
+) -> [[L::V; BLOCK]; K] {
     let (q, columns) = (q.map(|q| q.as_chunks()), columns.as_chunks());
     macro_rules! lanes {
         ($a:literal) => {
-            lane_dots::<L, $a>(l, q, columns)
+            lane_dots::<L, $a, K>(l, q, columns, half)
         };
         ($a:literal $b:literal $c:literal $d:literal) => {
             add(l, add(l, lanes!($a), lanes!($b)), add(l, lanes!($c), lanes!($d)))
@@ -492,8 +525,7 @@ fn column_dots<L: Lanes>(l: L, q: [&[f32]; BLOCK], columns: &[[f32; LANES]]) -> 
     }
     let even = add(l, lanes!(0 8 4 12), lanes!(2 10 6 14));
     let odd = add(l, lanes!(1 9 5 13), lanes!(3 11 7 15));
-    // The definition's lanes begin at +0, so its sum is never -0.
-    add(l, add(l, even, odd), [l.splat(0.0); BLOCK])
+    add(l, add(l, even, odd), [[l.splat(0.0); BLOCK]; K])
 }
 
 /// Vectors of 16, and what is left.
@@ -501,60 +533,70 @@ type Chunks<'a, T> = (&'a [[T; LANES]], &'a [T]);
 
 /// Lane `J` of the definition for each query.
 #[inline(always)]
-fn lane_dots<L: Lanes, const J: usize>(
+fn lane_dots<L: Lanes, const J: usize, const K: usize>(
     l: L,
     q: [Chunks<'_, f32>; BLOCK],
-    columns: Chunks<'_, [f32; LANES]>,
-) -> [L::V; BLOCK] {
+    columns: Chunks<'_, [f32; COLUMN_ROWS]>,
+    half: usize,
+) -> [[L::V; BLOCK]; K] {
     let [a, b, c, d] = q;
-    let mut blocks = columns.0.iter().zip(a.0).zip(b.0).zip(c.0).zip(d.0);
-    // The first product begins the sum: +0 need not be added.
-    let mut sums = match blocks.next() {
-        Some(((((x, a), b), c), d)) => products::<L, J>(l, x, [a, b, c, d]),
-        None => [l.splat(0.0); BLOCK],
-    };
-    for ((((x, a), b), c), d) in blocks {
-        sums = add(l, sums, products::<L, J>(l, x, [a, b, c, d]));
+    let mut sums = [[l.splat(0.0); BLOCK]; K];
+    for ((((x, a), b), c), d) in columns.0.iter().zip(a.0).zip(b.0).zip(c.0).zip(d.0) {
+        sums = products::<L, J, K>(l, x, [a, b, c, d], half, sums);
     }
     if J < columns.1.len() {
-        sums = add(l, sums, products::<L, J>(l, columns.1, [a.1, b.1, c.1, d.1]));
+        sums = products::<L, J, K>(l, columns.1, [a.1, b.1, c.1, d.1], half, sums);
     }
     sums
 }
 
 #[inline(always)]
-fn products<L: Lanes, const J: usize>(l: L, x: &[[f32; LANES]], q: [&[f32]; BLOCK]) -> [L::V; BLOCK] {
-    let x = l.load(x.get(J).unwrap_or(&[0.0; LANES]));
+fn products<L: Lanes, const J: usize, const K: usize>(
+    l: L,
+    x: &[[f32; COLUMN_ROWS]],
+    q: [&[f32]; BLOCK],
+    half: usize,
+    mut sums: [[L::V; BLOCK]; K],
+) -> [[L::V; BLOCK]; K] {
+    let x = x.get(J).unwrap_or(&[0.0; COLUMN_ROWS]).as_chunks().0;
     let [a, b, c, d] = q.map(|q| q.get(J).copied().unwrap_or(0.0));
-    [l.mul(l.splat(a), x), l.mul(l.splat(b), x), l.mul(l.splat(c), x), l.mul(l.splat(d), x)]
+    let (a, b, c, d) = (l.splat(a), l.splat(b), l.splat(c), l.splat(d));
+    for (sums, x) in sums.iter_mut().zip(x.iter().skip(half)) {
+        let x = l.load(x);
+        let [s0, s1, s2, s3] = *sums;
+        *sums = [l.mul_add(a, x, s0), l.mul_add(b, x, s1), l.mul_add(c, x, s2), l.mul_add(d, x, s3)];
+    }
+    sums
 }
 
 #[inline(always)]
-fn add<L: Lanes>(l: L, mut a: [L::V; BLOCK], b: [L::V; BLOCK]) -> [L::V; BLOCK] {
+fn add<L: Lanes, const K: usize>(l: L, mut a: [[L::V; BLOCK]; K], b: [[L::V; BLOCK]; K]) -> [[L::V; BLOCK]; K] {
     for (a, b) in a.iter_mut().zip(b) {
-        *a = l.add(*a, b);
+        for (a, b) in a.iter_mut().zip(b) {
+            *a = l.add(*a, b);
+        }
     }
     a
 }
 
 #[inline(always)]
-fn split4(x: &[f32], d: usize) -> Option<[&[f32]; BLOCK]> {
+fn split4<E>(x: &[E], d: usize) -> Option<[&[E]; BLOCK]> {
     let mut parts = x.chunks_exact(d);
     Some([parts.next()?, parts.next()?, parts.next()?, parts.next()?])
 }
 
 /// The first 16 elements, zeros for those missing.
 #[inline(always)]
-fn load_some<L: Lanes>(l: L, x: &[f32]) -> L::V {
+fn load_some<L: Lanes, E: Element>(l: L, x: &[E]) -> L::V {
     match x.first_chunk() {
-        Some(x) => l.load(x),
-        None => l.load(&padded(x)),
+        Some(x) => E::load(l, x),
+        None => E::load(l, &padded(x)),
     }
 }
 
 #[inline(always)]
-fn padded(x: &[f32]) -> [f32; LANES] {
-    let mut out = [0.0; LANES];
+fn padded<E: Element>(x: &[E]) -> [E; LANES] {
+    let mut out = [E::ZERO; LANES];
     for (o, &x) in out.iter_mut().zip(x) {
         *o = x;
     }
@@ -570,13 +612,16 @@ fn fold<L: Lanes>(l: L, v: L::V) -> f32 {
 #[inline(always)]
 fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
     let magic = l.splat(exp_of::MAGIC);
-    let shifted = l.add(l.mul(x, l.splat(core::f32::consts::LOG2_E)), magic);
+    let shifted = l.mul_add(x, l.splat(core::f32::consts::LOG2_E), magic);
     let n = l.sub(shifted, magic);
-    let r = l.sub(x, l.mul(n, l.splat(exp_of::LN_2.0)));
-    let r = l.sub(r, l.mul(n, l.splat(exp_of::LN_2.1)));
+    let r = l.mul_add(n, l.splat(-exp_of::LN_2.0), x);
+    let r = l.mul_add(n, l.splat(-exp_of::LN_2.1), r);
     let [c, rest @ ..] = exp_of::POLYNOMIAL;
-    let p = rest.into_iter().fold(l.splat(c), |p, c| l.add(l.mul(p, r), l.splat(c)));
-    let y = l.add(l.add(l.mul(p, l.mul(r, r)), r), l.splat(1.0));
+    let mut p = l.splat(c);
+    for c in rest {
+        p = l.mul_add(p, r, l.splat(c));
+    }
+    let y = l.add(l.mul_add(p, l.mul(r, r), r), l.splat(1.0));
     l.less(x, l.splat(exp_of::LEAST), l.splat(0.0), l.mul(y, l.exp2_bits(shifted)))
 }
 
@@ -584,12 +629,11 @@ fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! entries {
     ([$token:ident, $features:literal]
-     $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
+     $($(#[$doc:meta])* fn $name:ident$([$e:ident])?($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
         impl $token {$(
-            $(#[$doc])*
-            pub fn $name(self, $($arg: $ty),*) $(-> $ret)? {
+            pub fn $name$(<$e: super::Element>)?(self, $($arg: $ty),*) $(-> $ret)? {
                 #[target_feature(enable = $features)]
-                fn run(token: $token, $($arg: $ty),*) $(-> $ret)? {
+                fn run$(<$e: super::Element>)?(token: $token, $($arg: $ty),*) $(-> $ret)? {
                     super::lanes::$name(token, $($arg),*)
                 }
                 // SAFETY: the token exists only if detection saw these features.

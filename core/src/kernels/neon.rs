@@ -73,6 +73,13 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3]) = (a, b, c);
+        // SAFETY: the token exists only if detection saw neon.
+        unsafe { [vfmaq_f32(c0, a0, b0), vfmaq_f32(c1, a1, b1), vfmaq_f32(c2, a2, b2), vfmaq_f32(c3, a3, b3)] }
+    }
+
+    #[inline(always)]
     fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
         let ([y0, y1, y2, y3], [n0, n1, n2, n3]) = (yes, no);
         let [m0, m1, m2, m3] = each!(vcltq_f32, a, b);
@@ -133,7 +140,8 @@ impl Lanes for Neon {
                 vaddq_f32(lo, hi)
             };
             let mut out = [0.0; 4];
-            vst1q_f32(out.as_mut_ptr(), vpaddq_f32(pair(a, b), pair(c, d)));
+            let s = vpaddq_f32(pair(a, b), pair(c, d));
+            vst1q_f32(out.as_mut_ptr(), vaddq_f32(s, vdupq_n_f32(0.0)));
             out
         }
     }

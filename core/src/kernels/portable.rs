@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 use wide::{f32x4, i32x4};
 
+use super::fused::wide;
 use super::lanes::Lanes;
 use super::scalar::LANES;
 
@@ -71,6 +72,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3]) = (a, b, c);
+        [fused(a0, b0, c0), fused(a1, b1, c1), fused(a2, b2, c2), fused(a3, b3, c3)]
+    }
+
+    #[inline(always)]
     fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
         let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
         let ([y0, y1, y2, y3], [n0, n1, n2, n3]) = (yes, no);
@@ -115,7 +122,7 @@ impl Lanes for Portable {
     fn fold4(self, v: [Self::V; 4]) -> [f32; 4] {
         let halves = v.map(|[a, b, c, d]| (a + c) + (b + d));
         let [a, b, c, d] = f32x4::transpose(halves);
-        ((a + c) + (b + d)).to_array()
+        ((a + c) + (b + d) + f32x4::splat(0.0)).to_array()
     }
 
     #[inline(always)]
@@ -132,6 +139,16 @@ impl Lanes for Portable {
     fn widen_i8(self, x: &[i8; LANES]) -> Self::V {
         self.load(&x.map(f32::from))
     }
+}
+
+#[inline(always)]
+fn fused(a: f32x4, b: f32x4, c: f32x4) -> f32x4 {
+    // The crate's rounds twice where the processor has no such instruction.
+    if cfg!(any(all(target_arch = "x86_64", target_feature = "fma"), target_arch = "aarch64")) {
+        return a.mul_add(b, c);
+    }
+    let ([a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3]) = (a.to_array(), b.to_array(), c.to_array());
+    f32x4::new([wide(a0, b0, c0), wide(a1, b1, c1), wide(a2, b2, c2), wide(a3, b3, c3)])
 }
 
 fn int_bits(v: f32x4) -> i32x4 {

@@ -1,10 +1,11 @@
-//! The normative kernels. A reduction runs in 16 virtual lanes: element `i` goes to lane `i % 16`, products are rounded
-//! before they are added (no fused multiply-add), and the lanes are folded in halves (lane `j` with lane `j + 8`, then
-//! 4, 2, 1). Any vector unit of up to 16 lanes can follow that order exactly.
+//! The normative kernels. A reduction runs in 16 virtual lanes: element `i` goes to lane `i % 16`, a product is added to
+//! its lane by a fused multiply-add, and the lanes are folded in halves (lane `j` with lane `j + 8`, then 4, 2, 1). Any
+//! vector unit of up to 16 lanes can follow that order exactly.
 
 use half::{bf16, f16};
 
-use super::{Q8_0, Q8_0_BYTES};
+use super::fused::mul_add;
+use super::{COLUMN_ROWS, Q8_0, Q8_0_BYTES};
 
 pub const LANES: usize = 16;
 
@@ -12,24 +13,36 @@ pub fn dots(q: &[f32], head_dim: usize, rows: &[f32], out: &mut [f32], stride: u
     let d = head_dim.max(1);
     for (q, out) in q.chunks_exact(d).zip(out.chunks_mut(stride.max(1))) {
         for (o, row) in out.iter_mut().zip(rows.chunks_exact(d)) {
-            *o = lanes(q, row, |x, y| x * y);
+            *o = lanes(q, row, mul_add);
         }
     }
 }
 
-pub fn dots_many(q: &[f32], head_dim: usize, rows: &[f32], _: &mut [f32], out: &mut [f32], stride: usize) {
-    dots(q, head_dim, rows, out, stride);
+/// Rows are as good as columns here.
+pub fn turn(rows: &[f32], _: usize, columns: &mut [f32]) {
+    for (to, x) in columns.iter_mut().zip(rows) {
+        *to = *x;
+    }
+}
+
+pub fn dots_turned(q: &[f32], a: f32, columns: &[f32], out: &mut [f32], stride: usize, n: usize) {
+    let d = columns.len() / COLUMN_ROWS;
+    let rows = columns.get(..n.saturating_mul(d)).unwrap_or_default();
+    dots(q, d, rows, out, stride);
+    for out in out.chunks_mut(stride.max(1)).take(q.len().checked_div(d).unwrap_or(0)) {
+        scale(a, out.get_mut(..n).unwrap_or_default());
+    }
 }
 
 pub fn sq_norms(rows: &[f32], head_dim: usize, out: &mut [f32]) {
     for (o, row) in out.iter_mut().zip(rows.chunks_exact(head_dim.max(1))) {
-        *o = lanes(row, row, |x, y| x * y);
+        *o = lanes(row, row, mul_add);
     }
 }
 
 pub fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]) {
     for (o, row) in out.iter_mut().zip(rows.chunks_exact(c.len().max(1))) {
-        *o = lanes(row, c, |x, y| (x - y) * (x - y));
+        *o = lanes(row, c, |x, y, s| mul_add(x - y, x - y, s));
     }
 }
 
@@ -57,13 +70,13 @@ pub fn add_rows(w: &[f32], rows: &[f32], y: &mut [f32]) {
     let d = y.len().max(1);
     for (j, y) in y.iter_mut().enumerate() {
         let column = rows.get(j..).unwrap_or_default().iter().step_by(d);
-        *y += w.iter().zip(column).fold(0.0, |s, (&w, &x)| s + w * x);
+        *y += w.iter().zip(column).fold(0.0, |s, (&w, &x)| mul_add(w, x, s));
     }
 }
 
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y += a * x;
+        *y = mul_add(a, *x, *y);
     }
 }
 
@@ -80,7 +93,7 @@ pub fn scale(a: f32, x: &mut [f32]) {
 }
 
 pub fn sum(x: &[f32]) -> f32 {
-    lanes(x, x, |x, _| x)
+    lanes(x, x, |x, _, s| s + x)
 }
 
 pub fn min_max(x: &[f32]) -> (f32, f32) {
@@ -88,11 +101,6 @@ pub fn min_max(x: &[f32]) -> (f32, f32) {
     let greatest = x.iter().fold(f32::NEG_INFINITY, |hi, &x| if hi < x { x } else { hi });
     // Of -0 and +0 either could win; adding +0 makes both +0.
     (least + 0.0, greatest + 0.0)
-}
-
-pub fn scale_max(a: f32, x: &mut [f32]) -> f32 {
-    scale(a, x);
-    min_max(x).1
 }
 
 pub fn exp_sum(max: f32, x: &mut [f32]) -> f32 {
@@ -112,8 +120,12 @@ pub fn widen_f16(src: &[f16], dst: &mut [f32]) {
 
 pub fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
     for (d, s) in dst.iter_mut().zip(src) {
-        *d = f32::from_bits(u32::from(s.to_bits()) << 16);
+        *d = wide_bf16(*s);
     }
+}
+
+pub fn wide_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 pub fn widen_q8_0(src: &[u8], dst: &mut [f32]) {
@@ -144,27 +156,28 @@ pub fn exp(x: f32) -> f32 {
         return 0.0;
     }
     // x = n ln 2 + r
-    let shifted = x * core::f32::consts::LOG2_E + exp_of::MAGIC;
+    let shifted = mul_add(x, core::f32::consts::LOG2_E, exp_of::MAGIC);
     let n = shifted - exp_of::MAGIC;
-    let r = x - n * exp_of::LN_2.0;
-    let r = r - n * exp_of::LN_2.1;
+    let r = mul_add(n, -exp_of::LN_2.0, x);
+    let r = mul_add(n, -exp_of::LN_2.1, r);
     let [c, rest @ ..] = exp_of::POLYNOMIAL;
-    let p = rest.into_iter().fold(c, |p, c| p * r + c);
-    let y = p * (r * r) + r + 1.0;
+    let p = rest.into_iter().fold(c, |p, c| mul_add(p, r, c));
+    let y = mul_add(p, r * r, r) + 1.0;
     y * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
 
-fn lanes(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+/// `step(x, y, s)` is the sum of a lane after elements `x` and `y`.
+fn lanes(a: &[f32], b: &[f32], step: impl Fn(f32, f32, f32) -> f32) -> f32 {
     let mut acc = [0.0; LANES];
     let (a, a_tail) = a.as_chunks::<LANES>();
     let (b, b_tail) = b.as_chunks::<LANES>();
     for (a, b) in a.iter().zip(b) {
         for ((s, &x), &y) in acc.iter_mut().zip(a).zip(b) {
-            *s += f(x, y);
+            *s = step(x, y, *s);
         }
     }
     for ((s, &x), &y) in acc.iter_mut().zip(a_tail).zip(b_tail) {
-        *s += f(x, y);
+        *s = step(x, y, *s);
     }
     fold(acc)
 }
@@ -172,7 +185,7 @@ fn lanes(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
 pub fn fold(a: [f32; LANES]) -> f32 {
     let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = a;
     let [c0, c1, c2, c3] = [(a0 + b0) + (a4 + b4), (a1 + b1) + (a5 + b5), (a2 + b2) + (a6 + b6), (a3 + b3) + (a7 + b7)];
-    (c0 + c2) + (c1 + c3)
+    (c0 + c2) + (c1 + c3) + 0.0 // never -0
 }
 
 fn sqrt(x: f32) -> f32 {

@@ -81,10 +81,6 @@ fn elementwise() {
         axpy(d, 0.3, a, &mut y);
         scale(d, 1.7, &mut z);
         y.append(&mut z);
-        let mut z = a.to_vec();
-        z.push(scale_max(d, -0.7, &mut z.clone()));
-        scale_max(d, -0.7, &mut z);
-        y.append(&mut z);
         y
     });
 }
@@ -112,37 +108,73 @@ fn exponentials() {
     });
 }
 
-/// Every row length, with every number of rows and queries up to two blocks.
+/// Every row length, with every number of rows and queries up to two blocks; rows of every element.
 #[test]
 fn rows() {
     for strange in [false, true] {
         let (a, b) = (numbers(35 * MAX, 3, strange), numbers(36 * MAX, 4, strange));
-        for level in levels() {
-            for d in 1..=MAX {
-                for (n, queries) in (0..=9).chain([16, 35]).zip([1, 5, 3, 4, 2, 8, 9, 7, 6, 1, 4, 5]) {
-                    let (rows, q) = (&a[..n * d], &b[..queries * d]);
-                    let run = |level| {
-                        let stride = n + 3;
-                        let mut out = vec![7.0; queries * stride];
-                        // A tile in the middle of a longer row.
-                        dots(level, q, d, rows, &mut out[2..], stride);
-                        let (mut many, mut columns) = (vec![7.0; queries * stride], vec![7.0; TILE_ROWS * d]);
-                        dots_many(level, q, d, rows, &mut columns, &mut many[2..], stride);
-                        let (mut norms, mut dists, mut y) = (vec![7.0; n], vec![7.0; n], b[..d].to_vec());
-                        sq_norms(level, rows, d, &mut norms);
-                        sq_dists(level, &b[..d], rows, &mut dists);
-                        add_rows(level, &b[d..][..n], rows, &mut y);
-                        let tile = n.min(TILE_ROWS);
-                        let (mut lengths, mut cosines) = (vec![7.0; tile], vec![7.0; tile]);
-                        let (mut mean, mut direction) = (b[..d].to_vec(), b[d..][..d].to_vec());
-                        gather(level, &rows[..tile * d], &mut lengths, &mut mean, &mut direction);
-                        let mut far = lengths.clone();
-                        compare(level, &b[..d], 0.7, &b[d..][..d], rows, &mut cosines, &mut far);
-                        [out, many, norms, dists, y, lengths, mean, direction, cosines, far].concat()
-                    };
-                    let what = format!("{} d {d} rows {n} queries {queries}", level.name());
-                    same(&run(level), &run(Dispatch::scalar()), &what);
+        let halves: Vec<f16> = a.iter().map(|&x| f16::from_f32(x)).collect();
+        let brains: Vec<bf16> = a.iter().map(|&x| bf16::from_f32(x)).collect();
+        let wide_halves: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();
+        let wide_brains: Vec<f32> = brains.iter().map(|x| x.to_f32()).collect();
+        for d in 1..=MAX {
+            for (n, queries) in (0..=9).chain([16, 17, 32, 35]).zip([1, 5, 3, 4, 2, 8, 9, 7, 6, 1, 4, 5, 8, 3]) {
+                let size = n * d;
+                let run = |tile, wide| on_rows(tile, wide, d, n, queries, &b);
+                let wide = [&a, &wide_halves, &wide_brains].map(|rows| &rows[..size]);
+                let expected = wide.map(|rows| run(Tile::F32(Dispatch::scalar(), rows), rows));
+                for level in levels() {
+                    let what = |rows| format!("{} {rows} d {d} rows {n} queries {queries}", level.name());
+                    same(&run(Tile::F32(level, wide[0]), wide[0]), &expected[0], &what("f32"));
+                    if let Some(native) = level.native() {
+                        same(&run(Tile::F16(native, &halves[..size]), wide[1]), &expected[1], &what("f16"));
+                        same(&run(Tile::BF16(native, &brains[..size]), wide[2]), &expected[2], &what("bf16"));
+                    }
                 }
+            }
+        }
+    }
+}
+
+/// What all kernels make of `n` rows, one after the other; `wide` has them as f32.
+fn on_rows(rows: Tile<'_>, wide: &[f32], d: usize, n: usize, queries: usize, b: &[f32]) -> Vec<f32> {
+    let (q, level) = (&b[..queries * d], rows.level());
+    let stride = n + 3;
+    // A tile in the middle of a longer row.
+    let mut out = vec![7.0; queries * stride];
+    rows.dots(q, d, &mut out[2..], stride);
+    let (mut many, mut columns) = (vec![7.0; queries * stride], vec![7.0; COLUMN_ROWS * d]);
+    if n <= COLUMN_ROWS {
+        turn(level, wide, d, &mut columns);
+        dots_turned(level, q, 0.3, &columns, &mut many[2..], stride, n);
+    }
+    let (mut norms, mut dists, mut y) = (vec![7.0; n], vec![7.0; n], b[..d].to_vec());
+    rows.sq_norms(d, &mut norms);
+    rows.sq_dists(&b[..d], &mut dists);
+    add_rows(level, &b[d..][..n], wide, &mut y);
+    let (mut lengths, mut cosines) = (vec![7.0; n], vec![7.0; n]);
+    let (mut mean, mut direction) = (b[..d].to_vec(), b[d..][..d].to_vec());
+    if n <= TILE_ROWS {
+        rows.gather(&mut lengths, &mut mean, &mut direction);
+    }
+    let mut far = lengths.clone();
+    rows.compare(&b[..d], 0.7, &b[d..][..d], &mut cosines, &mut far);
+    [out, many, norms, dists, y, lengths, mean, direction, cosines, far].concat()
+}
+
+/// Against the standard library, whose `mul_add` is exact on every platform; exponents such that sums cancel, leave the
+/// range of f32, and end among the denormals.
+#[test]
+fn fused() {
+    let x = numbers(3000, 5, true);
+    let scales: Vec<f32> = (-60i32..=60).map(|e| 2f32.powi(e)).collect();
+    for (i, abc) in x.windows(3).enumerate() {
+        for (j, scale) in scales.iter().enumerate() {
+            let (a, b) = (abc[0] * scale, abc[1] * scales[(i * 7 + j * 3) % scales.len()]);
+            let near = f32::from_bits((-(a * b)).to_bits() ^ (j as u32 & 3));
+            for c in [abc[2], abc[2] * scales[(i + j) % scales.len()], near] {
+                let what = format!("{a:e} {b:e} {c:e}");
+                same(&[fused::wide(a, b, c)], &[a.mul_add(b, c)], &what);
             }
         }
     }

@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ecokv::cache::KvType;
 use ecokv::model::ImageLimits;
-use ecokv::{EngineOptions, Sampling};
+use ecokv::{EngineOptions, Modalities, Modality, Sampling};
 
 /// Answers questions about text and images with quantised GGUF models on the CPU, keeping only the entries of the
 /// key-value cache that matter. Without a model it shows a bundled demo.
@@ -128,6 +128,16 @@ pub struct MethodArgs {
     /// How the heads of a layer share its budget [default: the method's]
     #[arg(long, value_name = "SHARES", value_enum)]
     pub head_budget: Option<HeadArg>,
+    /// Keep all text or all images, whatever the method says [default: none]
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub protect: Option<ProtectArg>,
+    /// Of the budget, the entries that come from images; text gets the rest [default: the method decides]
+    #[arg(long, value_name = "N")]
+    pub image_budget: Option<u32>,
+    /// Euclidean diversity is the distance from the mean key of the head, or of the same kind, text or image [default: the
+    /// method's]
+    #[arg(long, value_name = "OF", value_enum)]
+    pub centroid: Option<CentroidArg>,
     /// A method for every layer, from a file: first line "ecokv-route 1", then "layers N", "heads N" (KV heads) and a
     /// line "LAYER METHOD [BUDGET]" for each layer
     #[arg(long, value_name = "FILE", conflicts_with = "method")]
@@ -194,6 +204,8 @@ pub struct BenchArgs {
 pub enum KvArg {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -206,6 +218,19 @@ pub enum LayerArg {
 pub enum HeadArg {
     Uniform,
     Adaptive,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ProtectArg {
+    Text,
+    Image,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum CentroidArg {
+    Head,
+    Modality,
 }
 
 impl RunArgs {
@@ -223,6 +248,7 @@ impl From<KvArg> for KvType {
         match arg {
             KvArg::F32 => KvType::F32,
             KvArg::F16 => KvType::F16,
+            KvArg::Q8_0 => KvType::Q8_0,
         }
     }
 }
@@ -238,6 +264,15 @@ impl LimitArgs {
 }
 
 impl MethodArgs {
+    pub fn modalities(&self) -> Modalities {
+        let protect = match self.protect {
+            None | Some(ProtectArg::None) => None,
+            Some(ProtectArg::Text) => Some(Modality::Text),
+            Some(ProtectArg::Image) => Some(Modality::Image),
+        };
+        Modalities { protect, image_budget: self.image_budget }
+    }
+
     /// The flags that were given, but for `--method` itself.
     pub fn given(&self) -> Vec<&'static str> {
         let flags = [
@@ -248,6 +283,9 @@ impl MethodArgs {
             ("--beta", self.beta.is_some()),
             ("--layer-budget", self.layer_budget.is_some()),
             ("--head-budget", self.head_budget.is_some()),
+            ("--protect", self.modalities().protect.is_some()),
+            ("--image-budget", self.image_budget.is_some()),
+            ("--centroid", self.centroid.is_some()),
             ("--route", self.route.is_some()),
             ("--head-profile", self.head_profile.is_some()),
         ];

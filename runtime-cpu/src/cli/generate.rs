@@ -73,6 +73,7 @@ pub fn open_session<'e>(
     if let Some(path) = &args.head_profile {
         session.set_head_profile(read_numbers(path)?)?;
     }
+    session.set_modalities(args.modalities())?;
     Ok(session)
 }
 

@@ -1,8 +1,8 @@
 //! What an answer took: the closing table, the JSON object, the notes.
 
-use ecokv::Engine;
 use ecokv::model::{ImageCost, ImageLimits};
 use ecokv::template::Source;
+use ecokv::{Engine, Modalities, Modality};
 use ecokv_core::Recent;
 use serde::Serialize;
 
@@ -70,7 +70,7 @@ pub fn table(engine: &Engine, args: &RunArgs, choice: &Choice, prepared: &Prepar
         ("prompt", format!("{}, {} of them from images", tokens(answer.prompt_tokens), answer.image_tokens)),
         ("answer", format!("{}, ended by {}", tokens(answer.tokens.len()), end(engine, answer.end))),
         ("sampling", sampling(args)),
-        ("method", method(choice)),
+        ("method", method(args, choice)),
         ("kept", kept(answer)),
         ("KV cache", kv_cache(answer)),
     ];
@@ -169,10 +169,17 @@ fn sampling(args: &RunArgs) -> String {
     format!("temperature {}, top-k {}, top-p {}, seed {}", args.temp, args.top_k, args.top_p, args.seed)
 }
 
-fn method(choice: &Choice) -> String {
+fn method(args: &RunArgs, choice: &Choice) -> String {
     let Some(e) = choice.eviction else { return format!("{}, everything is kept", choice.name) };
     let (heads, layers) = (methods::head_budget(e.policy.head_budget), methods::layer_budget(e.layer_budget));
-    let protects = methods::protects(e.policy.protect);
+    let Modalities { protect, image_budget } = args.method.modalities();
+    let whole = match protect {
+        None => "",
+        Some(Modality::Text) => ", all text",
+        Some(Modality::Image) => ", all images",
+    };
+    let share = image_budget.map_or(String::new(), |n| format!("; {n} of the budget for images"));
+    let protects = methods::protects(e.policy.protect) + whole + &share;
     format!("{}, budget {}; heads {heads}; layers {layers}; protects {protects}", choice.name, e.budget)
 }
 

@@ -7,7 +7,7 @@ use half::f16;
 
 use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
 use super::scalar::TWO_PLANES;
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, generic};
+use super::{GROUP, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -109,7 +109,7 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
     if x.len() < 3 * w.n_cols {
         for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
             // SAFETY: the weights have n_rows rows of n_cols elements.
-            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+            unsafe { dot_rows::<E>(x, w.data.as_ptr(), out) };
         }
         return;
     }
@@ -145,8 +145,8 @@ unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_st
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
-pub(super) unsafe fn panel_f32(
+#[allow(clippy::too_many_arguments)] // a matrix product has this many strides
+unsafe fn panel_f32(
     panel: &[f32],
     panel_stride: usize,
     x: &[f32],
@@ -208,98 +208,25 @@ unsafe fn panel_tile<const N: usize>(
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-    unsafe {
-        match k {
-            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
-            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
-        }
-    }
-}
-
-/// Scores of `G` query rows against `len` rows of `E`.
+/// `out[i] = x . w[i]` for rows of `E`.
 #[inline(always)]
-unsafe fn dot_group<E: Elem, const G: usize>(
-    q: &[f32],
-    k: *const u8,
-    d: usize,
-    len: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
+unsafe fn dot_rows<E: Elem>(x: &[f32], w: *const u8, out: &mut [f32]) {
+    let d = x.len();
     let whole = d / 8 * 8;
-    for i in 0..len {
-        // SAFETY: row i has d elements, q has G rows of d values (caller).
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: row i has as many elements as x (caller).
         unsafe {
-            let row = k.add(i * d * E::BYTES);
-            let mut acc = [_mm256_setzero_ps(); G];
-            for c in (0..whole).step_by(8) {
-                let v = E::load8(row.add(c * E::BYTES));
-                for (g, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm256_fmadd_ps(v, _mm256_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
-                }
-            }
-            for (g, acc) in acc.into_iter().enumerate() {
-                let mut s = fx::horizontal_sum(acc);
-                for c in whole..d {
-                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
-                }
-                *scores.get_unchecked_mut(g * len + i) = scale * s;
-            }
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
-        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-        unsafe {
-            match v {
-                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
-                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
-    let mut c = 0;
-    // SAFETY: every row of v has d elements (caller); columns stay below d.
-    unsafe {
-        while c + 64 <= d {
-            let mut acc = [_mm256_setzero_ps(); 8];
-            for (i, &p) in p.iter().enumerate() {
-                let p = _mm256_set1_ps(p);
-                for (j, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm256_fmadd_ps(p, E::load8(v.add((i * d + c + 8 * j) * E::BYTES)), *acc);
-                }
-            }
-            for (j, acc) in acc.into_iter().enumerate() {
-                _mm256_storeu_ps(out.as_mut_ptr().add(c + 8 * j), acc);
-            }
-            c += 64;
-        }
-        while c + 8 <= d {
+            let row = w.add(i * d * E::BYTES);
             let mut acc = _mm256_setzero_ps();
-            for (i, &p) in p.iter().enumerate() {
-                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
+            for c in (0..whole).step_by(8) {
+                acc = _mm256_fmadd_ps(E::load8(row.add(c * E::BYTES)), _mm256_loadu_ps(x.as_ptr().add(c)), acc);
             }
-            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
-            c += 8;
-        }
-        for c in c..d {
-            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
+            *out = fx::horizontal_sum(acc);
+            for c in whole..d {
+                *out += x[c] * E::load1(row.add(c * E::BYTES));
+            }
         }
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
-    generic::exp_max_sum::<true>(x, floor)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

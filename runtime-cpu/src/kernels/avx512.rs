@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use half::f16;
 
 use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
-use super::{KvRows, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2, generic};
+use super::{PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -68,7 +68,7 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
     if x.len() < 3 * w.n_cols {
         for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
             // SAFETY: the weights have n_rows rows of n_cols elements.
-            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+            unsafe { dot_rows::<E>(x, w.data.as_ptr(), out) };
         }
         return;
     }
@@ -90,23 +90,6 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
 unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
     // SAFETY: the panel holds k rows of 16; lanes beyond n are not written.
     unsafe { panel_masked(panel, PANEL_ROWS, x, k, k, x.len() / k, &mut out[from..], out_stride, false, lanes(n)) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
-pub(super) unsafe fn panel_f32(
-    panel: &[f32],
-    panel_stride: usize,
-    x: &[f32],
-    x_stride: usize,
-    k: usize,
-    n: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    add: bool,
-) {
-    // SAFETY: shapes are checked by `Dispatch`.
-    unsafe { panel_masked(panel, panel_stride, x, x_stride, k, n, out, out_stride, add, lanes(PANEL_ROWS)) }
 }
 
 #[inline(always)]
@@ -174,98 +157,25 @@ unsafe fn panel_tile<const N: usize>(
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-    unsafe {
-        match k {
-            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
-            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
-        }
-    }
-}
-
-/// Scores of `G` query rows against `len` rows of `E`.
+/// `out[i] = x . w[i]` for rows of `E`.
 #[inline(always)]
-unsafe fn dot_group<E: Elem, const G: usize>(
-    q: &[f32],
-    k: *const u8,
-    d: usize,
-    len: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
+unsafe fn dot_rows<E: Elem>(x: &[f32], w: *const u8, out: &mut [f32]) {
+    let d = x.len();
     let whole = d / 16 * 16;
-    for i in 0..len {
-        // SAFETY: row i has d elements, q has G rows of d values (caller).
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: row i has as many elements as x (caller).
         unsafe {
-            let row = k.add(i * d * E::BYTES);
-            let mut acc = [_mm512_setzero_ps(); G];
+            let row = w.add(i * d * E::BYTES);
+            let mut acc = _mm512_setzero_ps();
             for c in (0..whole).step_by(16) {
-                let v = E::load16(row.add(c * E::BYTES));
-                for (g, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_fmadd_ps(v, _mm512_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
-                }
+                acc = _mm512_fmadd_ps(E::load16(row.add(c * E::BYTES)), _mm512_loadu_ps(x.as_ptr().add(c)), acc);
             }
-            for (g, acc) in acc.into_iter().enumerate() {
-                let mut s = _mm512_reduce_add_ps(acc);
-                for c in whole..d {
-                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
-                }
-                *scores.get_unchecked_mut(g * len + i) = scale * s;
+            *out = _mm512_reduce_add_ps(acc);
+            for c in whole..d {
+                *out += x[c] * E::load1(row.add(c * E::BYTES));
             }
         }
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
-        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-        unsafe {
-            match v {
-                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
-                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
-    let mut c = 0;
-    // SAFETY: every row of v has d elements (caller); columns stay below d.
-    unsafe {
-        while c + 64 <= d {
-            let mut acc = [_mm512_setzero_ps(); 4];
-            for (i, &p) in p.iter().enumerate() {
-                let p = _mm512_set1_ps(p);
-                for (j, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_fmadd_ps(p, E::load16(v.add((i * d + c + 16 * j) * E::BYTES)), *acc);
-                }
-            }
-            for (j, acc) in acc.into_iter().enumerate() {
-                _mm512_storeu_ps(out.as_mut_ptr().add(c + 16 * j), acc);
-            }
-            c += 64;
-        }
-        while c + 8 <= d {
-            let mut acc = _mm256_setzero_ps();
-            for (i, &p) in p.iter().enumerate() {
-                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
-            }
-            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
-            c += 8;
-        }
-        for c in c..d {
-            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
-    generic::exp_max_sum::<true>(x, floor)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]

@@ -90,26 +90,6 @@ macro_rules! with_format {
 }
 pub(super) use with_format;
 
-/// Runs `$kernel::<E, G>` over the query rows of a group, up to four at a time.
-macro_rules! in_groups {
-    ($kernel:ident, $elem:ty, $q:expr, $k:expr, $d:expr, $len:expr, $scale:expr, $scores:expr) => {{
-        let k = $k.as_ptr().cast::<u8>();
-        let group = $q.len() / $d;
-        let mut from = 0;
-        while from < group {
-            let (q, scores) = (&$q[from * $d..], &mut $scores[from * $len..]);
-            match group - from {
-                4.. => $kernel::<$elem, 4>(q, k, $d, $len, $scale, scores),
-                3 => $kernel::<$elem, 3>(q, k, $d, $len, $scale, scores),
-                2 => $kernel::<$elem, 2>(q, k, $d, $len, $scale, scores),
-                _ => $kernel::<$elem, 1>(q, k, $d, $len, $scale, scores),
-            }
-            from += (group - from).min(4);
-        }
-    }};
-}
-pub(super) use in_groups;
-
 pub(super) struct Q4_0;
 pub(super) struct Q4_1;
 pub(super) struct Q5_0;

@@ -13,6 +13,7 @@
 // Lanes, rows and blocks of several buffers are indexed side by side.
 #![allow(clippy::needless_range_loop)]
 
+mod attention;
 mod generic;
 mod packed;
 mod scalar;
@@ -26,6 +27,7 @@ mod formats_x86;
 
 use half::f16;
 
+pub use attention::{KvRows, Partial, Q8Block, TILE_ROWS, Tile};
 pub use packed::{Packed, PackedRows};
 
 use crate::Error;
@@ -53,6 +55,12 @@ enum Level {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 /// One activation vector, quantised: `x[i] = d[i / 32] * q[i]` with one plane, `d[i / 32] * (128 q[i] + low[i])` with
@@ -121,15 +129,6 @@ pub struct WeightRows<'a> {
     pub row_bytes: usize,
     /// Values of one row.
     pub n_cols: usize,
-}
-
-/// Rows of one head of the key or value cache: `[len][head_dim]`.
-#[derive(Clone, Copy, Debug)]
-pub enum KvRows<'a> {
-    /// 32-bit floats.
-    F32(&'a [f32]),
-    /// Half precision.
-    F16(&'a [f16]),
 }
 
 impl Q8Rows {
@@ -226,16 +225,6 @@ impl<'a> WeightRows<'a> {
     }
 }
 
-impl KvRows<'_> {
-    /// Rows `from..to` of `head_dim` values each.
-    pub fn slice(&self, from: usize, to: usize, head_dim: usize) -> Self {
-        match self {
-            KvRows::F32(r) => KvRows::F32(&r[from * head_dim..to * head_dim]),
-            KvRows::F16(r) => KvRows::F16(&r[from * head_dim..to * head_dim]),
-        }
-    }
-}
-
 /// Calls the function of the level's file. The vector functions are `#[target_feature]`, hence the unsafe block.
 macro_rules! dispatch {
     ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
@@ -247,6 +236,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
         }
     };
 }
@@ -282,6 +274,16 @@ impl Dispatch {
                 }
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            levels.push(Dispatch(Level::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                levels.push(Dispatch(Level::NeonDot));
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    levels.push(Dispatch(Level::NeonI8mm));
+                }
+            }
+        }
         levels
     }
 
@@ -295,7 +297,7 @@ impl Dispatch {
         levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
-    /// `scalar`, `avx2`, `avxvnni` or `avx512`.
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or `i8mm`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Level::Scalar => "scalar",
@@ -305,6 +307,12 @@ impl Dispatch {
             Level::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => "dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonI8mm => "i8mm",
         }
     }
 
@@ -356,6 +364,15 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx512 => unsafe { packed::avx512::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::Neon => unsafe { packed::neon::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonDot => unsafe { packed::neon::gemm_dotprod(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonI8mm => unsafe { packed::neon::gemm_i8mm(w, x, tokens, out, out_stride) },
         }
     }
 
@@ -392,44 +409,6 @@ impl Dispatch {
         dispatch!(self, gemm_f32(w, x, out))
     }
 
-    /// `out[t][j] (+)= sum_k x[t][k] * panel[k][j]` for 16 columns j: `x` is `[n][x_stride]` with `k` values used per
-    /// row, `panel` `[k][panel_stride]`, `out` `[n][out_stride]`.
-    #[allow(clippy::too_many_arguments)] // a matrix product has this many strides
-    pub fn panel_f32(
-        self,
-        panel: &[f32],
-        panel_stride: usize,
-        x: &[f32],
-        x_stride: usize,
-        k: usize,
-        out: &mut [f32],
-        out_stride: usize,
-        add: bool,
-    ) {
-        let n = x.len().div_ceil(x_stride);
-        assert!(k > 0 && x.len() >= (n - 1) * x_stride + k, "panel_f32: x");
-        assert!(panel.len() >= (k - 1) * panel_stride + PANEL_ROWS, "panel_f32: panel");
-        assert!(out.len() >= (n - 1) * out_stride + PANEL_ROWS, "panel_f32: out");
-        dispatch!(self, panel_f32(panel, panel_stride, x, x_stride, k, n, out, out_stride, add))
-    }
-
-    /// `scores[g][i] = scale * q[g] . k[i]`: `q` `[group][head_dim]`, `k` `[len][head_dim]`, `scores` `[group][len]`.
-    pub fn dot_rows(self, q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-        assert!(k.n_values() >= len * head_dim && scores.len() * head_dim == q.len() * len, "dot_rows shapes");
-        dispatch!(self, dot_rows(q, k, head_dim, len, scale, scores))
-    }
-
-    /// `out[g] = sum_i p[g][i] * v[i]`: `p` `[group][len]`, `v` `[len][head_dim]`, `out` `[group][head_dim]`.
-    pub fn weighted_rows(self, p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-        assert!(v.n_values() >= len * head_dim && p.len() * head_dim == out.len() * len, "weighted_rows shapes");
-        dispatch!(self, weighted_rows(p, v, head_dim, len, out))
-    }
-
-    /// Replaces `x` by `exp(x - max)`, where max is the largest of `x` and `floor`; returns `(max, sum)`.
-    pub fn exp_max_sum(self, x: &mut [f32], floor: f32) -> (f32, f32) {
-        dispatch!(self, exp_max_sum(x, floor))
-    }
-
     /// `out = x / sqrt(mean(x^2) + eps) * weight`
     pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         dispatch!(self, rms_norm(x, weight, eps, out))
@@ -453,14 +432,5 @@ impl Dispatch {
     /// f32 to f16, nearest even.
     pub fn to_f16(self, x: &[f32], out: &mut [f16]) {
         dispatch!(self, to_f16(x, out))
-    }
-}
-
-impl KvRows<'_> {
-    fn n_values(&self) -> usize {
-        match self {
-            KvRows::F32(r) => r.len(),
-            KvRows::F16(r) => r.len(),
-        }
     }
 }

@@ -18,6 +18,8 @@
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 mod pack;
 
 use super::{GROUP, PANEL_ROWS, Q8Rows, TILE, TileGroup, WeightRows};
@@ -163,9 +165,14 @@ impl Layout {
 }
 
 impl Packed {
-    /// Whether repacking `ty` pays: the panels of two- and three-bit formats would be larger than their blocks.
+    /// Whether repacking `ty` pays. The panels of two- and three-bit formats are larger than their blocks, which only x86
+    /// has kernels for.
     pub fn pays(ty: GgmlType) -> bool {
-        !matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 | GgmlType::Q2_K | GgmlType::Q3_K)
+        match ty {
+            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => false,
+            GgmlType::Q2_K | GgmlType::Q3_K => !cfg!(target_arch = "x86_64"),
+            _ => true,
+        }
     }
 
     /// Repacks all rows of a quantised type.
