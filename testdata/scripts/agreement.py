@@ -4,7 +4,8 @@
     cargo build --release --example next_tokens
     python agreement.py TEXT MODEL.gguf ... [--tokens 2000] [--top 256] [--next-tokens PATH]
 
-llama.cpp runs with its defaults but for flash attention, which is off: cache in half precision, activations in 8 bits.
+llama.cpp runs on one thread with its defaults but for flash attention, which is off: cache in half precision,
+activations in 8 bits.
 Its results are kept beside the model.
 """
 import argparse
