@@ -248,7 +248,7 @@ impl<'e> Session<'e> {
     pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
         let c = self.engine.config();
         let mut first = self.n_evicted;
-        if c.windows.iter().flatten().any(|&window| self.n_past > window) {
+        if c.windows.iter().flatten().any(|&window| self.n_past >= window) {
             first = self.n_past;
         }
         if c.rope_sections.is_some() {

@@ -135,6 +135,26 @@ fn a_prompt_after_a_picture_continues_its_positions() {
 }
 
 #[test]
+fn going_back_stops_at_a_picture() {
+    for (case, engine, golden) in cases() {
+        let prompt = prompt(&engine, &golden);
+        let n = prompt.n_tokens();
+        let mut session = Session::new(&engine, options()).unwrap();
+        let want = session.prefill(&prompt).unwrap();
+        session.decode(300).unwrap();
+        // Without the text behind the last picture, and without one of its rows.
+        let ids: Vec<_> = prompt.ids().collect();
+        let end = ids.iter().rposition(Option::is_none).unwrap() + 1;
+        let error = session.rewind(end - 1).unwrap_err().to_string();
+        assert!(error.contains(&end.to_string()), "{error}");
+        session.rewind(end).unwrap();
+        let after = session.prefill(&Prompt::tokens(&engine, ids[end..].iter().flatten().copied().collect()).unwrap());
+        assert!(relative(&after.unwrap(), &want) < VISION, "{}", case.family);
+        session.rewind(n).unwrap();
+    }
+}
+
+#[test]
 fn every_method_evicts_and_decodes() {
     for (case, engine, golden) in cases() {
         let prompt = prompt(&engine, &golden);

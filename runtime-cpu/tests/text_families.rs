@@ -1,16 +1,18 @@
 //! Language models of every family against transformers in float32: tiny random weights, recorded outputs
 //! (`testdata/scripts/families.py`).
 
+mod gguf_bytes;
 #[path = "../../examples/golden/mod.rs"]
 mod golden;
 
 use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
-use ecokv::model::{Decoder, Logits};
+use ecokv::model::{Decoder, Logits, ModelConfig};
 use ecokv::ops::rope::{Position, RopeKind};
 use ecokv::ops::{Compute, Precision};
 use ecokv::{Engine, EngineOptions, Eviction, Prompt, Session, SessionOptions};
 use ecokv_core::{LayerBudget, methods};
+use gguf_bytes::{ARRAY, BOOL, F32, Gguf, STRING, U32, array, leak, string};
 use golden::{Golden, interleaved, relative, testdata};
 
 /// Largest relative error of a float32 language model.
@@ -177,5 +179,78 @@ fn a_prompt_in_parts_sees_the_same_windows() {
         let end = session.stats().prompt_tokens * logits.len();
         let error = relative(&logits, &golden.get("logits")[end - logits.len()..end]);
         assert!(error < LM, "{error}");
+    }
+}
+
+#[test]
+fn going_back_stops_where_a_window_left_rows_behind() {
+    let engine = gemma3();
+    let ids = Golden::load("models/gemma3/golden.safetensors").ids("input_ids");
+    let run = |session: &mut Session<'_>, ids: &[u32]| {
+        session.prefill(&Prompt::tokens(&engine, ids.to_vec()).unwrap()).unwrap()
+    };
+    let mut session = session(&engine, None);
+    let first = run(&mut session, &ids[..5]);
+    session.rewind(2).unwrap();
+    assert!(relative(&run(&mut session, &ids[2..5]), &first) < LM);
+    run(&mut session, &ids[5..6]);
+    // The first row has left the windows of 6; a query at position 5 would see it.
+    assert!(session.rewind(5).is_err());
+    session.rewind(6).unwrap();
+}
+
+/// A gemma3 header of 2 layers, 4 wide, with `more` behind the entries that every model needs.
+fn header(more: &[(&str, u32, Vec<u8>)]) -> Result<ModelConfig, String> {
+    let count = |n: u32| (U32, n.to_le_bytes().to_vec());
+    let needed = [
+        ("block_count", count(2)),
+        ("embedding_length", count(4)),
+        ("feed_forward_length", count(8)),
+        ("context_length", count(64)),
+        ("attention.head_count", count(1)),
+        ("attention.layer_norm_rms_epsilon", (F32, 1e-6_f32.to_le_bytes().to_vec())),
+    ];
+    let mut file = Gguf::new().entry("general.architecture", STRING, string("gemma3"));
+    for (name, (ty, value)) in needed {
+        file = file.entry(&format!("gemma3.{name}"), ty, value);
+    }
+    for (name, ty, value) in more {
+        file = file.entry(&format!("gemma3.{name}"), *ty, value);
+    }
+    let file = file.tensor("token_embd.weight", 0, &[4, 8], 0).data(128).build();
+    ModelConfig::from_gguf(&GgufFile::from_static("header.gguf", leak(file)).unwrap()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn scalings_and_windows_that_cannot_be_are_refused() {
+    let float = |name: &'static str, v: f32| (name, F32, v.to_le_bytes().to_vec());
+    let int = |name: &'static str, v: u32| (name, U32, v.to_le_bytes().to_vec());
+    let kind = |v: &str| ("rope.scaling.type", STRING, string(v));
+    let layers = |bytes: &[u8]| ("attention.sliding_window_pattern", ARRAY, array(BOOL, bytes.len() as u64, bytes));
+    let factor = float("rope.scaling.factor", 4.0);
+    let yarn = || vec![kind("yarn"), factor.clone()];
+    let window = int("attention.sliding_window", 8);
+
+    assert_eq!(header(&[]).unwrap().windows, [None, None]);
+    assert_eq!(header(&[window.clone(), layers(&[0, 1])]).unwrap().windows, [None, Some(8)]);
+    let by_period = header(&[window.clone(), int("attention.sliding_window_pattern", 2)]).unwrap();
+    assert_eq!(by_period.windows, [Some(8), None]);
+    header(&yarn()).unwrap();
+
+    for (more, parts) in [
+        (vec![kind("longrope")], ["rope.scaling.type", "\"longrope\""]),
+        (vec![kind("linear")], ["rope.scaling.factor", "missing"]),
+        (vec![float("rope.scaling.factor", 0.0)], ["rope.scaling.factor", "0 is not a positive number"]),
+        ([yarn(), vec![float("rope.scaling.yarn_ext_factor", 0.5)]].concat(), ["yarn_ext_factor", "0.5"]),
+        ([yarn(), vec![float("rope.scaling.yarn_beta_fast", -1.0)]].concat(), ["yarn_beta_fast", "-1"]),
+        ([yarn(), vec![int("rope.scaling.original_context_length", 0)]].concat(), ["original_context", "at least 1"]),
+        ([yarn(), vec![float("rope.freq_base", 1.0)]].concat(), ["rope.freq_base", "more than 1"]),
+        (vec![int("attention.sliding_window", 1)], ["sliding_window", "themselves"]),
+        (vec![window.clone(), layers(&[1; 3])], ["sliding_window_pattern", "3 values for 2 layers"]),
+        (vec![window.clone(), kind("none"), float("rope.freq_base_swa", -2.0)], ["freq_base_swa", "-2"]),
+        (vec![float("final_logit_softcapping", 30.0)], ["final_logit_softcapping", "30"]),
+    ] {
+        let error = header(&more).unwrap_err();
+        assert!(parts.iter().all(|p| error.contains(p)) && error.contains("header.gguf"), "{error}: {parts:?}");
     }
 }
