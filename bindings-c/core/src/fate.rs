@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ecokv_merge_layer(
                 keys: ptr::slice_mut(keys, elements, "keys")?,
                 values: ptr::slice_mut(values, elements, "values")?,
                 counts: ptr::slice_mut(counts, if counts.is_null() { 0 } else { c.rows }, "counts")?,
-                attention: &[],
+                attention: ptr::optional(c.column_sums, c.rows, "column_sums")?,
             }
         };
         Ok(ecokv::merge_layer(Dispatch::detect(), rule, layer, kept, workspace)?)

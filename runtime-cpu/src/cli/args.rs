@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ecokv::cache::KvType;
+use ecokv::kernels::Dispatch;
 use ecokv::model::ImageLimits;
-use ecokv::{EngineOptions, Modalities, Modality, Sampling};
+use ecokv::{EngineOptions, Error, Modalities, Modality, Sampling};
 
 /// Answers questions about text and images with quantised GGUF models on the CPU, keeping only the entries of the
 /// key-value cache that matter. Without a model it shows a bundled demo.
@@ -64,6 +65,8 @@ pub struct RunArgs {
     /// Worker threads [default: one per core]
     #[arg(short, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    #[command(flatten)]
+    pub kernels: KernelArgs,
     /// Positions for prompt and answer together [default: what the model was trained for]
     #[arg(short, value_name = "CTX", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx: Option<u32>,
@@ -164,6 +167,17 @@ pub struct MethodsArgs {
     pub markdown: bool,
 }
 
+/// How products are computed.
+#[derive(Args, Debug, Default)]
+pub struct KernelArgs {
+    /// Instruction set: scalar or what else this CPU has [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub dispatch: Option<String>,
+    /// Leave the weights in the file's map, shared between processes, instead of repacking them: slower
+    #[arg(long)]
+    pub no_repack: bool,
+}
+
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// Language model (GGUF)
@@ -184,9 +198,8 @@ pub struct BenchArgs {
     /// Repetitions of every test
     #[arg(short, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: u32,
-    /// Instruction set: scalar or what else this CPU has [default: the best]
-    #[arg(long, value_name = "NAME")]
-    pub dispatch: Option<String>,
+    #[command(flatten)]
+    pub kernels: KernelArgs,
     /// Element type of the cache
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvArg::F16)]
     pub kv_type: KvArg,
@@ -233,9 +246,16 @@ pub enum CentroidArg {
     Modality,
 }
 
+impl KernelArgs {
+    pub fn engine_options(&self, n_threads: usize) -> Result<EngineOptions, Error> {
+        let dispatch = self.dispatch.as_deref().map(Dispatch::by_name).transpose()?;
+        Ok(EngineOptions { n_threads, dispatch, repack: !self.no_repack, ..EngineOptions::default() })
+    }
+}
+
 impl RunArgs {
-    pub fn engine_options(&self) -> EngineOptions {
-        EngineOptions { n_threads: self.threads.unwrap_or(0) as usize, ..EngineOptions::default() }
+    pub fn engine_options(&self) -> Result<EngineOptions, Error> {
+        self.kernels.engine_options(self.threads.unwrap_or(0) as usize)
     }
 
     pub fn sampling(&self) -> Sampling {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use ecokv::gguf::GgufFile;
 use ecokv::kernels::Dispatch;
-use ecokv::{Engine, EngineOptions, Prompt, Session, SessionOptions};
+use ecokv::{Engine, Prompt, Session, SessionOptions};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
@@ -53,7 +53,7 @@ struct Measured {
 
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let choice = Choice::new(&args.method, 0)?;
-    let dispatch = args.dispatch.as_deref().map(Dispatch::by_name).transpose()?;
+    let dispatch = args.kernels.engine_options(1)?.dispatch.unwrap_or_else(Dispatch::detect);
     let prompts = args.prompts.iter().map(|&n| (Kind::Prompt, n as usize));
     let answers = args.n_predict.iter().map(|&n| (Kind::Generate, n as usize));
     let tests: Vec<(Kind, usize)> = prompts.chain(answers).filter(|&(_, n)| n > 0).collect();
@@ -66,7 +66,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut results = Vec::new();
     for &n_threads in threads {
         progress.stage("opening the model");
-        let options = EngineOptions { n_threads: n_threads as usize, dispatch, ..EngineOptions::default() };
+        let options = args.kernels.engine_options(n_threads as usize)?;
         let bench = Bench { engine: &Engine::new(&file, None, options)?, args, choice: &choice };
         bench.check_context(&tests)?;
         for &depth in &args.depths {
@@ -80,7 +80,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let report = Report {
         results: &results,
         model: &args.model.to_string_lossy(),
-        dispatch: dispatch.unwrap_or_else(Dispatch::detect).name(),
+        dispatch: dispatch.name(),
         kv_type: args.kv_type.to_possible_value().map_or(String::new(), |v| v.get_name().into()),
         method: choice.name,
         budget: choice.eviction.map(|e| e.budget),

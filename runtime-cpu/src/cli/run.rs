@@ -35,7 +35,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let progress = Progress::new();
     progress.stage("opening the model");
     let engine =
-        Engine::open(model, args.mmproj.as_deref(), args.engine_options())?.with_image_limits(args.limits.limits());
+        Engine::open(model, args.mmproj.as_deref(), args.engine_options()?)?.with_image_limits(args.limits.limits());
     answer(&engine, args, &choice, text, &images, &progress)
 }
 

@@ -34,14 +34,19 @@ pub(super) const TWO_PLANES: f32 = 16319.0;
 
 pub(super) fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     for (row, o) in w.data.chunks_exact(w.row_bytes).zip(out) {
-        *o = dot_q8(w.ty, row, x);
+        *o = dot_q8(groups(w.ty, row), x);
     }
 }
 
 pub(super) fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
     let n_rows = w.n_rows();
-    for (t, out) in tokens.zip(out.chunks_exact_mut(n_rows)) {
-        gemv_q8(w, x.row(t), out);
+    let mut unpacked = Vec::with_capacity(w.n_cols / GROUP);
+    for (r, row) in w.data.chunks_exact(w.row_bytes).enumerate() {
+        unpacked.clear();
+        unpacked.extend(groups(w.ty, row));
+        for (t, out) in tokens.clone().zip(out.chunks_exact_mut(n_rows)) {
+            out[r] = dot_q8(unpacked.iter(), x.row(t));
+        }
     }
 }
 
@@ -83,28 +88,36 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Dot product of one quantised row with a quantised vector: exact integers per sub-block of 16, then float.
-fn dot_q8(ty: GgmlType, row: &[u8], x: Q8Row<'_>) -> f32 {
+fn dot_q8(row: impl Iterator<Item = impl std::borrow::Borrow<Group>>, x: Q8Row<'_>) -> f32 {
     let mut sum = 0.0;
-    let mut i = 0;
-    for block in row.chunks_exact(ty.block_bytes()) {
-        for g in 0..ty.block_len() / GROUP {
-            let w = group(ty, block, g);
-            let q = &x.q[i * GROUP..][..GROUP];
-            let mut part = [0_i32; 2];
-            for j in 0..GROUP {
-                let x = match x.low.get(i * GROUP + j) {
-                    Some(&low) => 128 * i32::from(q[j]) + i32::from(low),
-                    None => i32::from(q[j]),
-                };
-                part[j / 16] += i32::from(w.q[j]) * x;
-            }
-            let d = x.d[i];
-            sum += d * (w.scale[0] * part[0] as f32 + w.scale[1] * part[1] as f32);
-            sum += w.min[0] * x.s[2 * i] + w.min[1] * x.s[2 * i + 1];
-            i += 1;
+    for (i, w) in row.enumerate() {
+        let w = w.borrow();
+        let high = sums(&w.q, &x.q[i * GROUP..]);
+        let mut part = high;
+        if !x.low.is_empty() {
+            let low = sums(&w.q, &x.low[i * GROUP..]);
+            part = std::array::from_fn(|h| 128 * high[h] + low[h]);
         }
+        let d = x.d[i];
+        sum += d * (w.scale[0] * part[0] as f32 + w.scale[1] * part[1] as f32);
+        sum += w.min[0] * x.s[2 * i] + w.min[1] * x.s[2 * i + 1];
     }
     sum
+}
+
+/// Sums of the products of both halves of a group.
+fn sums(w: &[i16; GROUP], x: &[i8]) -> [i32; 2] {
+    let half = |h: usize| {
+        let products = w[16 * h..16 * h + 16].iter().zip(&x[16 * h..16 * h + 16]);
+        products.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    };
+    [half(0), half(1)]
+}
+
+/// The groups of a row.
+fn groups(ty: GgmlType, row: &[u8]) -> impl Iterator<Item = Group> {
+    let per_block = ty.block_len() / GROUP;
+    row.chunks_exact(ty.block_bytes()).flat_map(move |block| (0..per_block).map(move |g| group(ty, block, g)))
 }
 
 /// 32 weights in the common form `scale * q + min`, one scale and min per 16.
