@@ -82,6 +82,11 @@ impl Lanes for Zmm {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Zmm(_mm512_add_ps(self.0, other.0)) }
     }

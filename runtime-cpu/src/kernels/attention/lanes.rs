@@ -23,6 +23,9 @@ pub(super) trait Lanes: Copy {
     /// One half-precision float in every lane.
     unsafe fn splat_half(p: *const u8) -> Self;
 
+    /// Asks for the cache line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;

@@ -41,7 +41,8 @@ pub(super) unsafe fn dot<L: Lanes, E: Elem, const G: usize>(
             // SAFETY: rows and heads are in bounds (checked by `Dispatch`).
             unsafe {
                 let (q, k) = (q.as_ptr().add(g * d), k.add(from * E::row_bytes(d)));
-                with_heads!(group - g, G, score(q, k, d, n, scale, &mut block));
+                let next = k.wrapping_add(BLOCK * E::row_bytes(d));
+                with_heads!(group - g, G, score(q, k, d, n, scale, &mut block, next));
             }
             for (g, block) in (g..g + heads).zip(block) {
                 scores[g * len + from..][..n].copy_from_slice(&block[..n]);
@@ -75,20 +76,23 @@ pub(super) unsafe fn attend<L: Lanes, E: Elem, const G: usize>(
             let heads = G.min(group - g);
             // SAFETY: rows and heads are in bounds (checked by `Dispatch`).
             unsafe {
-                with_heads!(group - g, G, score(q.as_ptr().add(g * d), k.add(offset), d, n, scale, &mut block));
+                let (q, k, v) = (q.as_ptr().add(g * d), k.add(offset), v.add(offset));
+                with_heads!(group - g, G, score(q, k, d, n, scale, &mut block, v));
                 for (g, block) in (g..g + heads).zip(&mut block) {
                     block.iter_mut().zip(bias.get(from..).unwrap_or_default()).for_each(|(s, b)| *s += b);
                     let values = &mut part.values[g * d..(g + 1) * d];
                     weigh::<L>(block, &mut part.max[g], &mut part.sum[g], values);
                 }
                 let values = part.values.as_mut_ptr().add(g * d);
-                with_heads!(group - g, G, accumulate(&block, v.add(offset), d, n, values));
+                let next = k.wrapping_add(BLOCK * E::row_bytes(d));
+                with_heads!(group - g, G, accumulate(&block, v, d, n, values, next));
             }
         }
     }
 }
 
-/// Scores of `G` heads against `n` rows. Lanes beyond the last row keep what they have.
+/// Scores of `G` heads against `n` rows; those of other rows stay as they are. Asks for the rows at `next`, which are read
+/// after these: keys and values alternate, too often for the CPU to see where they go on.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Elem, const G: usize>(
     q: *const f32,
@@ -97,6 +101,7 @@ unsafe fn score<L: Lanes, E: Elem, const G: usize>(
     n: usize,
     scale: f32,
     scores: &mut Scores,
+    next: *const u8,
 ) {
     let whole = d / L::N * L::N;
     // SAFETY: q has G rows of d floats, k has n rows of d elements; rows beyond the last are replaced by it.
@@ -105,6 +110,7 @@ unsafe fn score<L: Lanes, E: Elem, const G: usize>(
             let mut quads = [[L::zero(); MAX_LANES / 4]; G];
             for j in 0..L::N / 4 {
                 let mut rows = [k; 4];
+                ask::<L, E, 4>(next, i + 4 * j, d);
                 for r in 0..4 {
                     rows[r] = k.add((i + 4 * j + r).min(n - 1) * E::row_bytes(d));
                 }
@@ -127,18 +133,32 @@ unsafe fn score<L: Lanes, E: Elem, const G: usize>(
             }
             let valid = L::N.min(n - i);
             for g in 0..G {
+                let sums = L::fold(quads[g].as_ptr());
+                let scores = &mut scores[g][i..i + L::N];
+                if valid == L::N && whole == d {
+                    sums.mul(L::splat(scale)).store(scores.as_mut_ptr());
+                    continue;
+                }
                 let mut lanes = [0.0; MAX_LANES];
-                L::fold(quads[g].as_ptr()).store(lanes.as_mut_ptr());
-                for c in whole..d {
-                    for r in 0..valid {
+                sums.store(lanes.as_mut_ptr());
+                for r in 0..valid {
+                    for c in whole..d {
                         lanes[r] += *q.add(g * d + c) * E::one::<L>(k.add((i + r) * E::row_bytes(d)), c);
                     }
-                }
-                for r in 0..valid {
-                    scores[g][i + r] = scale * lanes[r];
+                    scores[r] = scale * lanes[r];
                 }
             }
         }
+    }
+}
+
+/// Asks for rows `i..i + N` of those at `rows`.
+#[inline(always)]
+unsafe fn ask<L: Lanes, E: Elem, const N: usize>(rows: *const u8, i: usize, d: usize) {
+    let bytes = E::row_bytes(d);
+    for line in (0..N * bytes).step_by(64) {
+        // SAFETY: the caller has the features; nothing is read.
+        unsafe { L::prefetch(rows.wrapping_add(i * bytes + line)) };
     }
 }
 
@@ -174,18 +194,25 @@ unsafe fn weigh<L: Lanes>(scores: &mut [f32; BLOCK], max: &mut f32, sum: &mut f3
     }
 }
 
-/// `out[g] += sum_i p[g][i] * v[i]` for `G` heads and `n` rows.
+/// `out[g] += sum_i p[g][i] * v[i]` for `G` heads and `n` rows. Asks for the rows at `next`.
 #[inline(always)]
-unsafe fn accumulate<L: Lanes, E: Elem, const G: usize>(p: &Scores, v: *const u8, d: usize, n: usize, out: *mut f32) {
+unsafe fn accumulate<L: Lanes, E: Elem, const G: usize>(
+    p: &Scores,
+    v: *const u8,
+    d: usize,
+    n: usize,
+    out: *mut f32,
+    next: *const u8,
+) {
     let mut c = 0;
     // SAFETY: v has n rows of d elements, out has G rows of d floats.
     unsafe {
         while c + 4 * L::N <= d {
-            columns::<L, E, G, 4>(p, v, d, n, out, c);
+            columns::<L, E, G, 4>(p, v, d, n, out, c, next);
             c += 4 * L::N;
         }
         while c + L::N <= d {
-            columns::<L, E, G, 1>(p, v, d, n, out, c);
+            columns::<L, E, G, 1>(p, v, d, n, out, c, next);
             c += L::N;
         }
         for c in c..d {
@@ -207,6 +234,7 @@ unsafe fn columns<L: Lanes, E: Elem, const G: usize, const C: usize>(
     n: usize,
     out: *mut f32,
     c: usize,
+    next: *const u8,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -218,6 +246,9 @@ unsafe fn columns<L: Lanes, E: Elem, const G: usize, const C: usize>(
         }
         for i in 0..n {
             let row = v.add(i * E::row_bytes(d));
+            if c == 0 {
+                ask::<L, E, 1>(next, i, d);
+            }
             let mut weights = [L::zero(); G];
             for g in 0..G {
                 weights[g] = L::splat(p[g][i]);

@@ -82,6 +82,12 @@ unsafe fn walk<L: Lanes, const R: usize, const V: usize, const VALUES: bool>(
             }
             for i in 0..n {
                 let row = scores.add(i * TILE_ROWS);
+                if VALUES {
+                    // They are read column by column, a line here and there.
+                    for c in (0..d).step_by(16) {
+                        L::prefetch(values.as_ptr().add((from + i) * d + c).cast());
+                    }
+                }
                 for v in 0..V {
                     let p = L::load(row.add(v * L::N)).sub(max[v]).exp();
                     sum[v] = sum[v].add(p);
