@@ -3,7 +3,7 @@
 use std::env;
 
 /// `ECOKV_ABI_VERSION`; a test compares them.
-const ABI: u32 = 2;
+const ABI: u32 = 1;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

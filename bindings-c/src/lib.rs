@@ -9,14 +9,14 @@
 #![allow(non_camel_case_types)]
 #![allow(clippy::missing_safety_doc)] // the header's conventions are the section on safety of every function
 
-mod call;
+pub mod call;
 mod engine;
 mod generate;
 mod prompt;
 mod session;
 mod tokens;
 
-pub use call::*;
+pub use call::ecokv_last_error;
 pub use engine::*;
 pub use generate::*;
 pub use prompt::*;

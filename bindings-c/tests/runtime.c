@@ -413,8 +413,10 @@ static void misuse(const ecokv_engine_t *engine, const char *path) {
     STATUS(ECOKV_BAD_TEXT, ecokv_prompt_add_text(prompt, "\xc3(", 2));
     STATUS(ECOKV_NULL_POINTER, ecokv_prompt_add_text(prompt, NULL, 2));
     STATUS(ECOKV_PROMPT, ecokv_prompt_add_text(prompt, "<__media__>", 11));
-    session = new_session(engine, NULL, 0);
-    STATUS(ECOKV_PROMPT, ecokv_session_prefill(session, prompt, NULL)); /* empty */
+    STATUS(ECOKV_OK, ecokv_prompt_add_text(prompt, QUESTION, strlen(QUESTION)));
+    s.n_ctx = 2;
+    STATUS(ECOKV_OK, ecokv_session_new(engine, &s, &session));
+    STATUS(ECOKV_CONTEXT_FULL, ecokv_session_prefill(session, prompt, NULL));
     STATUS(ECOKV_NULL_POINTER, ecokv_session_prefill(session, NULL, NULL));
     ecokv_engine_t *other = open_engine();
     ecokv_prompt_t *foreign = ask(other);

@@ -238,10 +238,10 @@
 #define ECOKV_RUNTIME_OTHER 299
 
 // Counts the incompatible changes of this interface. Compare it with what `ecokv_abi_version` returns.
-#define ECOKV_ABI_VERSION 2
+#define ECOKV_ABI_VERSION 1
 
 // The oldest interface whose callers this library still serves.
-#define ECOKV_ABI_OLDEST 2
+#define ECOKV_ABI_OLDEST 1
 
 // Outcome of a call: 0 done, 1 to 99 misuse of the interface, 100 to 199 choosing cache entries, 200 to 299 running
 // models. Numbers are fixed for ever.

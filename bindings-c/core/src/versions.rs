@@ -5,10 +5,10 @@ use core::ffi::{CStr, c_char};
 use ecokv_core::Dispatch;
 
 /// Counts the incompatible changes of this interface. Compare it with what `ecokv_abi_version` returns.
-pub const ECOKV_ABI_VERSION: u32 = 2;
+pub const ECOKV_ABI_VERSION: u32 = 1;
 
 /// The oldest interface whose callers this library still serves.
-pub const ECOKV_ABI_OLDEST: u32 = 2;
+pub const ECOKV_ABI_OLDEST: u32 = 1;
 
 /// Version of the library, for people: `major.minor.patch`. Never null.
 #[unsafe(no_mangle)]
