@@ -47,7 +47,7 @@ fn scoring() {
     };
     let size = policy.workspace_len(shape, ROWS).expect("a small layer");
     let (mut f32s, mut u32s) = (vec![0.0; size.f32s], vec![0; size.u32s]);
-    let (mut by_rust, mut by_c) = (vec![0.0; ROWS], vec![0.0; ROWS]);
+    let (mut by_rust, mut by_c) = (vec![0.0f32; ROWS], vec![0.0f32; ROWS]);
 
     let c_policy = named("ecokv");
     // SAFETY: zeros are a layer.
@@ -57,7 +57,6 @@ fn scoring() {
     (layer.n_layers, layer.scale, layer.rows, layer.n_queries) = (1, 0.125, ROWS, WINDOW as u32);
     (layer.starts, layer.lens) = (starts.as_ptr(), lens.as_ptr());
     (layer.keys, layer.values, layer.queries) = (keys.as_ptr().cast(), values.as_ptr().cast(), queries.as_ptr());
-    let through = black_box(ecokv_score_layer as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
 
     compare("score a 2,048 x 64 head", 400, |c| {
         if c {
@@ -68,8 +67,9 @@ fn scoring() {
                 n_u32s: u32s.len(),
             };
             // SAFETY: all of it lives in this function.
-            let status =
-                unsafe { through(&c_policy, 256, &layer, &workspace, by_c.as_mut_ptr(), ROWS, null_mut(), null_mut()) };
+            let status = unsafe {
+                ecokv_score_layer(&c_policy, 256, &layer, &workspace, by_c.as_mut_ptr(), ROWS, null_mut(), null_mut())
+            };
             assert_eq!(status, ECOKV_OK);
         } else {
             let w = Workspace { f32s: &mut f32s, u32s: &mut u32s };
@@ -92,12 +92,12 @@ fn decoding() {
     let mut sampler = Sampler::new(Sampling::default());
     let mut id = sampler.next(&session.prefill(&Prompt::raw(&engine, text, &[]).expect("a prompt")).expect("it runs"));
 
-    let bytes = std::fs::read(&file).expect("a model");
+    let path = std::ffi::CString::new(file.to_str().expect("a path")).expect("no NUL");
     // SAFETY: zeros are parameters; pointers live in this function, handles are freed at its end.
     unsafe {
         let mut p: ecokv_engine_params_t = std::mem::zeroed();
         (p.struct_size, p.n_threads) = (size_of::<ecokv_engine_params_t>() as u32, 1);
-        (p.model_data, p.model_size) = (bytes.as_ptr().cast(), bytes.len());
+        p.model_path = path.as_ptr();
         let (mut c_engine, mut c_prompt, mut c_session) = (null_mut(), null_mut(), null_mut());
         assert_eq!(ecokv_engine_open(&p, &mut c_engine), ECOKV_OK);
         assert_eq!(ecokv_prompt_new(c_engine, ECOKV_PROMPT_RAW, &mut c_prompt), ECOKV_OK);
@@ -108,14 +108,10 @@ fn decoding() {
         assert_eq!(ecokv_session_prefill(c_session, c_prompt, std::ptr::null()), ECOKV_OK);
         let mut c_id = 0;
         assert_eq!(ecokv_session_sample(c_session, &mut c_id), ECOKV_OK);
-        let (decode, sample) = (
-            black_box(ecokv_session_decode as unsafe extern "C" fn(_, _) -> _),
-            black_box(ecokv_session_sample as unsafe extern "C" fn(_, _) -> _),
-        );
         compare("decode a token of the bundled model", steps, |c| {
             if c {
-                assert_eq!(decode(c_session, c_id), ECOKV_OK);
-                assert_eq!(sample(c_session, &mut c_id), ECOKV_OK);
+                assert_eq!(ecokv_session_decode(c_session, c_id), ECOKV_OK);
+                assert_eq!(ecokv_session_sample(c_session, &mut c_id), ECOKV_OK);
             } else {
                 id = sampler.next(session.decode(id).expect("it runs"));
             }

@@ -6,7 +6,8 @@ use std::mem::size_of;
 use ecokv_core_c::{ecokv_status_t, ptr};
 
 use crate::call::{Refusal, borrow, enter, run};
-use crate::session::{State, ecokv_session_t};
+use crate::session::ecokv_session_t;
+use crate::state::State;
 
 /// The model ended its answer.
 pub const ECOKV_END_TOKEN: u32 = 0;

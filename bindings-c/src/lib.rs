@@ -14,6 +14,7 @@ mod engine;
 mod generate;
 mod prompt;
 mod session;
+mod state;
 mod tokens;
 
 pub use call::ecokv_last_error;

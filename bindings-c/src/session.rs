@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::mem::size_of;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use ecokv::cache::KvType;
 use ecokv::tokenizer::Utf8Stream;
@@ -13,6 +13,7 @@ use ecokv_core_c::{self as core, ecokv_policy_t, ecokv_status_t, ptr};
 use crate::call::{Refusal, borrow, enter, free, give, run};
 use crate::engine::{ecokv_engine_t, write_sized};
 use crate::prompt::ecokv_prompt_t;
+use crate::state::State;
 use crate::tokens::copy_out;
 
 /// What the library thinks best.
@@ -110,28 +111,6 @@ pub struct ecokv_stats_t {
     /// Scores that were NaN.
     pub nan_scores: u64,
 }
-
-/// What a session changes. The engine comes last: it is dropped after what borrows it.
-pub(crate) struct State {
-    pub session: Session<'static>,
-    pub sampler: Sampler,
-    /// After the last token that was run, `[n_vocab]`; empty before the first prompt.
-    pub logits: Vec<f32>,
-    /// A generated token that was not run yet.
-    pub pending: Option<u32>,
-    pub stream: Utf8Stream,
-    pub n_past: usize,
-    pub n_ctx: usize,
-    pub engine: Arc<ecokv_engine_t>,
-}
-
-/// Handles may move between threads.
-const _: fn() = || {
-    fn movable<T: Send>() {}
-    movable::<State>();
-    fn shared<T: Send + Sync>() {}
-    shared::<ecokv_engine_t>();
-};
 
 /// An empty session. It is to be freed with `ecokv_session_free`.
 #[unsafe(no_mangle)]
@@ -361,53 +340,6 @@ pub unsafe extern "C" fn ecokv_session_kept(
         // SAFETY: passed on.
         unsafe { copy_out(&all, kept, capacity, n_kept, "kept") }
     })
-}
-
-impl State {
-    /// Runs the token that was generated last.
-    pub fn settle(&mut self) -> Result<(), Refusal> {
-        match self.pending.take() {
-            Some(id) if self.n_past < self.n_ctx => self.decode(id),
-            other => {
-                self.pending = other;
-                match other {
-                    None => Ok(()),
-                    Some(_) => {
-                        Err(Refusal::new(core::ECOKV_CONTEXT_FULL, format!("the context of {} is full", self.n_ctx)))
-                    }
-                }
-            }
-        }
-    }
-
-    pub fn sample(&mut self) -> Result<u32, Refusal> {
-        self.ready()?;
-        Ok(self.sampler.next(&self.logits))
-    }
-
-    fn decode(&mut self, id: u32) -> Result<(), Refusal> {
-        self.ready()?;
-        let logits = self.session.decode(id)?;
-        self.logits.clear();
-        self.logits.extend_from_slice(logits);
-        self.n_past += 1;
-        Ok(())
-    }
-
-    fn ready(&self) -> Result<(), Refusal> {
-        match self.logits.is_empty() {
-            true => Err(Refusal::new(core::ECOKV_BAD_ORDER, "the session has no prompt yet")),
-            false => Ok(()),
-        }
-    }
-
-    fn reset(&mut self) {
-        self.session.reset();
-        self.logits.clear();
-        self.pending = None;
-        self.stream = Utf8Stream::default();
-        self.n_past = 0;
-    }
 }
 
 /// # Safety
