@@ -56,17 +56,46 @@ impl Pool {
 
 fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
     let group = float(job.view.shape.group);
+    let positions = head.of(job.view.observation.positions);
     for (i, (out, &sum)) in out.iter_mut().zip(head.of(job.view.observation.column_sums)).enumerate() {
-        let seen_by = if per_visible { float(head.len.saturating_sub(i)) } else { 1.0 };
+        let seen_by = match (per_visible, positions.get(i), positions.last()) {
+            (false, _, _) => 1.0,
+            (true, Some(&own), Some(&last)) => float(last.saturating_sub(own) as usize) + 1.0,
+            (true, _, _) => float(head.len.saturating_sub(i)),
+        };
         *out = sum / (group * seen_by);
     }
 }
 
-/// Mean attention each entry of the head receives from the window's queries that can see it, over all query heads of
-/// the group: softmax over all keys of the head, causal inside the window. `each` receives the mean over the group of
-/// every query, `[queries][len]`, if it is not empty.
+/// Mean of [`summed`] over the queries that can see the entry and over all query heads of the group.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn received(
+    job: &Job<'_>,
+    head: Head,
+    window: usize,
+    temp: &mut [f32],
+    tile: &mut [f32],
+    columns: &mut [f32],
+    each: &mut [f32],
+    out: &mut [f32],
+) {
+    summed(job, head, window, temp, tile, columns, each, out);
+    let w = window.min(job.view.observation.n_queries).min(head.len);
+    let group = job.view.shape.group;
+    let seen_by_all = head.len.saturating_sub(w.saturating_sub(1));
+    let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
+    let seen_by = float(w.saturating_mul(group));
+    shared.iter_mut().for_each(|x| *x /= seen_by);
+    for (hidden, x) in (1usize..).zip(own) {
+        *x /= float(w.saturating_sub(hidden).saturating_mul(group));
+    }
+}
+
+/// Attention each entry of the head receives from the window's queries, summed over all query heads of the group: softmax
+/// over all keys of the head, causal inside the window. `each` receives the mean over the group of every query,
+/// `[queries][len]`, if it is not empty.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn summed(
     job: &Job<'_>,
     head: Head,
     window: usize,
@@ -129,12 +158,6 @@ pub(crate) fn received(
                 kernels::axpy(job.d, weight, logits, own);
             }
         }
-    }
-    let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
-    let seen_by = float(total);
-    shared.iter_mut().for_each(|x| *x /= seen_by);
-    for (hidden, x) in (1usize..).zip(own) {
-        *x /= float(w.saturating_sub(hidden).saturating_mul(view.shape.group));
     }
 }
 

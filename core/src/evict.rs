@@ -7,7 +7,7 @@ use crate::shape::{Head, part};
 use crate::workspace::Parts;
 use crate::{
     Attention, Diversity, Error, Evicted, Geometry, Importance, LayerView, Mix, Policy, Queries, Recent, Reference,
-    Similarity, ValueNorm, Workspace, mmr, score, tag,
+    Search, Similarity, ValueNorm, Workspace, mmr, modality, score, tag,
 };
 
 /// Where the kept entries are written.
@@ -104,9 +104,11 @@ pub fn evict_layer(
     }
     for (head, &count) in v.heads().zip(out.counts.iter()) {
         if p.protect.text_first {
-            prefer_text(&job, head, count as usize, head.of_mut(parts.keys));
+            modality::prefer_text(&job, head, count as usize, head.of_mut(parts.keys));
         }
-        if let Diversity::Mmr(m) = p.diversity {
+        if let Some(&images) = v.observation.image_budgets.get(head.index) {
+            modality::divide(&job, head, count as usize, images, head.of_mut(parts.keys));
+        } else if let Diversity::Mmr(m) = p.diversity {
             mmr::select(&job, head, m, count as usize, &mut parts);
         }
         let keys = head.of(parts.keys);
@@ -159,19 +161,6 @@ fn secure(job: &Job<'_>, first_stage: f32, signal: &[f32], counts: &[u32], keys:
     }
 }
 
-/// Protects the text of a head if it fits, else puts the images behind it.
-fn prefer_text(job: &Job<'_>, head: Head, count: usize, keys: &mut [u32]) {
-    let image = |i: usize| job.view.tagged(head.start.saturating_add(i), tag::IMAGE);
-    let first = keys.iter().enumerate().filter(|&(i, &key)| key == PROTECTED || !image(i)).count();
-    for (i, key) in keys.iter_mut().enumerate() {
-        match image(i) {
-            true if first > count && *key != PROTECTED => *key = 0,
-            false if first <= count => *key = PROTECTED,
-            _ => {}
-        }
-    }
-}
-
 /// A checked call.
 pub(crate) struct Job<'a> {
     pub d: Dispatch,
@@ -183,6 +172,8 @@ pub(crate) struct Job<'a> {
     pub recent: u32,
     /// Whether every head fits its budget.
     pub fits: bool,
+    /// Entries per head that slots are paid for with.
+    pub slots: u32,
 }
 
 impl<'a> Job<'a> {
@@ -192,11 +183,14 @@ impl<'a> Job<'a> {
         // A table of head budgets replaces the budget; what must fit every head must fit the smallest.
         let table = if policy.needs().head_budgets { view.observation.head_budgets } else { &[] };
         let budget = table.iter().copied().min().unwrap_or(budget);
+        let slots = if let Evicted::Retain(retain) = policy.evicted { retain.cost(view.shape.head_dim) } else { 0 };
+        let paid = if view.observation.slots_in_use { slots } else { 0 };
+        let fits_in = |(&len, &budget): (&u32, &u32)| len <= budget.saturating_sub(paid);
         let fits = match table {
-            [] => view.lens.iter().all(|&len| len <= budget),
-            _ => view.lens.iter().zip(table).all(|(len, budget)| len <= budget),
+            [] => view.lens.iter().all(|len| fits_in((len, &budget))),
+            _ => view.lens.iter().zip(table).all(fits_in),
         };
-        let mut job = Self { d, policy, view, budget, rows, recent: 0, fits };
+        let mut job = Self { d, policy, view, budget, rows, recent: 0, fits, slots };
         let (exact, window) = match policy.protect.recent {
             Recent::Exact(n) => (n, 0),
             Recent::Window(n) => (0, n),
@@ -208,8 +202,6 @@ impl<'a> Job<'a> {
             job.recent = exact.max(window).min(longest);
             return Ok(job);
         }
-        // Slots are paid for in entries.
-        let slots = if let Evicted::Retain(r) = policy.evicted { r.slots } else { 0 };
         let strict = view.heads().map(|h| job.count_protected(h)).max().unwrap_or(0);
         let demanded = strict.max(1).saturating_add(slots);
         if demanded > budget {
@@ -257,6 +249,9 @@ impl<'a> Job<'a> {
 fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
     let (needs, o) = (p.needs(), &view.observation);
     p.head_budget.check()?;
+    if let Evicted::Merge(merge) = p.evicted {
+        merge.check()?;
+    }
     if let Importance::Attention(a) = p.importance {
         a.pool.check()?;
         if matches!(a.queries, Queries::Last(0) | Queries::Peak(0)) {
@@ -267,8 +262,13 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
             return Err(Error::Config("heads that keep the same entries must have the same length"));
         }
     }
-    if p.importance == (Importance::Lag { lag: 0 }) {
+    if matches!(p.importance, Importance::Lag { lag: 0 } | Importance::Leverage { window: 0 }) {
         return Err(Error::Config("a chunk needs at least one entry"));
+    }
+    if let Mix::SoftRedundancy { diversity, importance } = p.mix
+        && !(diversity > 0.0 && importance > 0.0)
+    {
+        return Err(Error::Config("temperatures must be above 0"));
     }
     if let Diversity::Geometry(Geometry { reference: Reference::Window(0), .. }) = p.diversity {
         return Err(Error::Config("a window of keys needs at least one"));
@@ -285,8 +285,12 @@ fn check_policy(p: &Policy, view: &LayerView<'_>) -> Result<(), Error> {
         }
         let nearest = matches!(m.similarity, Similarity::NearestKey | Similarity::NearestAttention);
         let lambda = m.redundancy.at(view.layer, view.n_layers);
-        if m.lazy && (!nearest || lambda > 0.0 || lambda.is_nan()) {
-            return Err(Error::Config("a lazy choice needs a negative weight and a similarity of the nearest"));
+        match m.search {
+            Search::Lazy if !nearest || lambda > 0.0 || lambda.is_nan() => {
+                return Err(Error::Config("a lazy choice needs a negative weight and a similarity of the nearest"));
+            }
+            Search::Shortlist(0) => return Err(Error::Config("a shortlist needs at least one entry per choice")),
+            _ => {}
         }
     }
     if !matches!(p.mix, Mix::Importance) && matches!(p.diversity, Diversity::None) {

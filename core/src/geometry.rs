@@ -7,7 +7,7 @@ use crate::math::{copy, float, ratio, sqrt};
 use crate::score::scale_as;
 use crate::shape::Head;
 use crate::workspace::Parts;
-use crate::{Diversity, Mix, kernels, tag};
+use crate::{Diversity, Mix, Scaling, farthest, kernels, tag};
 
 /// Writes the diversity of the head's candidates to the front of `parts.temp` and returns the head's redundancy.
 ///
@@ -25,19 +25,21 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, g: Geometry, widest: f32, parts: &
     // A metric of weight 0 is left out, but not both.
     let wanted = Wanted { cosines: g.alpha == 0.0 || g.beta != 0.0, distances: g.alpha != 0.0 };
     metrics(job, head, wanted, parts.tile, mean, direction, sqrt(length), cosines, distances);
+    let spread = average(job, distances);
     match g.reference {
         Reference::Mean => {}
         Reference::Modality => by_modality(job, head, parts.tile, mean, scratch, distances),
         Reference::Window(size) => by_window(job, head, size as usize, parts.tile, mean, distances),
+        Reference::FarthestFirst => farthest::traverse(job, head, parts.tile, mean, scratch, distances),
     }
     let redundancy = match job.policy.mix {
-        Mix::HeadRedundancy | Mix::HardRedundancy { .. } => {
+        Mix::HeadRedundancy | Mix::HardRedundancy { .. } | Mix::SoftRedundancy { .. } => {
             let rho_c = ((float(n) * length - 1.0) / float(n.saturating_sub(1).max(1))).clamp(0.0, 1.0);
             let rho_e = match g.redundancy {
                 _ if !wanted.distances => 0.0, // its weight is 0
                 Redundancy::Energy => ratio(common, energy),
                 Redundancy::MeanOfRange => 1.0 - ratio(average(job, distances), kernels::min_max(job.d, distances).1),
-                Redundancy::Layer => 1.0 - ratio(average(job, distances), widest),
+                Redundancy::Layer => 1.0 - ratio(spread, widest),
                 Redundancy::Pairs => {
                     let pairs = 2.0 * square(job, distances) / float(n.saturating_sub(1).max(1));
                     let bound = 2.0 * kernels::min_max(job.d, distances).1;
@@ -48,21 +50,22 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, g: Geometry, widest: f32, parts: &
         }
         _ => 0.0,
     };
+    let scaling = if g.combine == Combine::RankSum { Scaling::Rank } else { g.scaling };
     let cosines = cosines.get_mut(..m).unwrap_or_default();
     let distances = distances.get_mut(..m).unwrap_or_default();
     let as_measured = matches!(job.policy.mix, Mix::Diversity | Mix::Raw(_));
     match (g.alpha == 0.0, g.beta == 0.0) {
         (true, _) if as_measured => {}
-        (true, _) => scale_as(job, g.scaling, cosines, scratch),
+        (true, _) => scale_as(job, scaling, cosines, scratch),
         (false, true) => {
             copy(distances, cosines);
             if !as_measured {
-                scale_as(job, g.scaling, cosines, scratch);
+                scale_as(job, scaling, cosines, scratch);
             }
         }
         (false, false) => {
-            scale_as(job, g.scaling, cosines, scratch);
-            scale_as(job, g.scaling, distances, scratch);
+            scale_as(job, scaling, cosines, scratch);
+            scale_as(job, scaling, distances, scratch);
             combine(job, g, distances, cosines);
         }
     }
@@ -89,7 +92,7 @@ pub(crate) fn widest(job: &Job<'_>, parts: &mut Parts<'_>) -> f32 {
 /// `cosines` becomes the composite of the two scaled metrics.
 fn combine(job: &Job<'_>, g: Geometry, distances: &[f32], cosines: &mut [f32]) {
     match g.combine {
-        Combine::Sum => {
+        Combine::Sum | Combine::RankSum => {
             kernels::scale(job.d, g.beta, cosines);
             kernels::axpy(job.d, g.alpha, distances, cosines);
         }

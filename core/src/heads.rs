@@ -29,52 +29,8 @@ pub enum HeadBudget {
         normalise: bool,
     },
     /// What [`Observation::head_budgets`](crate::Observation::head_budgets) says, whatever the layer's budget; what a head
-    /// cannot fill goes to the others, one entry at a time (SparseMM and other offline profiles: see [`from_profile`]).
+    /// cannot fill goes to the others, one entry at a time (SparseMM and other offline profiles: see [`from_profile`](crate::from_profile)).
     Table,
-}
-
-/// Turns a profile of head scores into entries per head (SparseMM).
-///
-/// `scores` and `out` are `[n_layers][n_kv_heads]`, or any other set of heads that shares a budget. `budget` is the mean
-/// number of entries per head, window included. Every head gets the window and `share` of the rest; what remains is
-/// divided in proportion to the scores. The total is exactly `budget` times the number of heads.
-///
-/// # Errors
-/// [`Error::LengthMismatch`]; [`Error::Config`] for a share outside 0 to 1, or scores that are negative, not finite, or
-/// all 0; [`Error::BudgetTooSmall`] if the window exceeds the budget.
-pub fn from_profile(scores: &[f32], budget: u32, window: u32, even: f32, out: &mut [u32]) -> Result<(), Error> {
-    if scores.len() != out.len() {
-        return Err(Error::LengthMismatch { what: "out", need: scores.len(), got: out.len() });
-    }
-    if !(0.0..=1.0).contains(&even) {
-        return Err(Error::Config("the even share must lie between 0 and 1"));
-    }
-    let total = scores.iter().map(|&s| f64::from(s)).sum::<f64>();
-    if !scores.iter().all(|&s| s >= 0.0) || !total.is_finite() || total <= 0.0 {
-        return Err(Error::Config("head scores must be finite, not negative, and not all 0"));
-    }
-    let Some(base) = budget.checked_sub(window) else {
-        return Err(Error::BudgetTooSmall { protected: window, budget });
-    };
-    let even = share(base, even);
-    let heads = u64::try_from(out.len()).map_err(|_| Error::Overflow("number of heads"))?;
-    let rest = u64::from(base.saturating_sub(even)).saturating_mul(heads);
-    let (mut seen, mut given) = (0.0, 0);
-    for (i, (out, &score)) in (1u64..).zip(out.iter_mut().zip(scores)) {
-        seen += f64::from(score);
-        // Rounding the running sum keeps the total exact.
-        let until = if i == heads { rest } else { part_of(rest, seen / total).clamp(given, rest) };
-        let scored = u32::try_from(until.saturating_sub(given)).unwrap_or(u32::MAX);
-        *out = scored.saturating_add(even).saturating_add(window);
-        given = until;
-    }
-    Ok(())
-}
-
-/// `round(n * share)`, for a share of 0 to 1.
-#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
-fn part_of(n: u64, share: f64) -> u64 {
-    libm::round(n as f64 * share) as u64
 }
 
 impl HeadBudget {
@@ -115,6 +71,7 @@ fn table(job: &Job<'_>, counts: &mut [u32]) {
     let lens = job.view.lens;
     let mut spare = 0u64;
     for ((count, &len), &wanted) in counts.iter_mut().zip(lens).zip(job.view.observation.head_budgets) {
+        let wanted = wanted.saturating_sub(job.slots);
         *count = wanted.min(len);
         spare = spare.saturating_add(u64::from(wanted.saturating_sub(len)));
     }

@@ -2,7 +2,7 @@
 
 use crate::axes::{Norm, ValueNorm};
 use crate::evict::Job;
-use crate::math::{copy, float, sqrt};
+use crate::math::{copy, float, ratio, sqrt};
 use crate::score::{min_max, to_mean};
 use crate::shape::{Head, Rows};
 use crate::workspace::Parts;
@@ -20,6 +20,20 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, parts: &mut Parts<'_>) {
             scores.iter_mut().for_each(|s| *s = -*s);
         }
         Importance::Lag { lag } => lag::fill(job, head, lag as usize, parts),
+        Importance::Leverage { window } => {
+            let values = parts.temp.get_mut(..head.len).unwrap_or_default();
+            for (rows, out) in [(job.view.keys, &mut *scores), (job.view.values.unwrap_or(job.view.keys), &mut *values)]
+            {
+                squares(job, rows, head, head.len, parts.tile, out);
+                for part in out.chunks_mut((window as usize).max(1)) {
+                    let sum = kernels::sum(job.d, part);
+                    kernels::scale(job.d, ratio(1.0, sum), part);
+                }
+            }
+            scores.iter_mut().zip(&*values).for_each(|(s, v)| *s *= v);
+            let sum = kernels::sum(job.d, scores);
+            kernels::scale(job.d, ratio(1.0, sum), scores);
+        }
         Importance::Given => copy(head.of(job.view.observation.given), scores),
         Importance::Attention(a) => {
             let m = job.candidates(head);
@@ -73,21 +87,34 @@ fn absolute_sums(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut
 
 /// `out[i] = ||rows[i]||_2` for the first `n` rows of a head.
 fn norms(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], out: &mut [f32]) {
+    squares(job, rows, head, n, tile, out);
+    out.iter_mut().take(n).for_each(|x| *x = sqrt(*x));
+}
+
+/// `out[i] = ||rows[i]||_2^2` for the first `n` rows of a head.
+fn squares(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], out: &mut [f32]) {
     let d = job.view.shape.head_dim;
     rows.for_native_tiles(job.d, d, head, n, tile, |i, take, rows| {
-        let out = out.get_mut(i..i.saturating_add(take)).unwrap_or_default();
-        rows.sq_norms(d, out);
-        out.iter_mut().for_each(|x| *x = sqrt(*x));
+        rows.sq_norms(d, out.get_mut(i..i.saturating_add(take)).unwrap_or_default());
     });
 }
 
 /// Numbers in `[0, 1)` that depend on nothing but their coordinates.
-#[allow(clippy::cast_precision_loss)]
 fn random(seed: u64, layer: u32, head: usize, out: &mut [f32]) {
-    let stream = mix(seed ^ mix(u64::from(layer) << 32 | head as u64 & 0xffff_ffff));
+    let stream = stream(seed, layer, head);
     for (i, out) in (0u64..).zip(out) {
-        *out = (mix(stream ^ i) >> 40) as f32 * (1.0 / 16_777_216.0);
+        *out = uniform(stream, i);
     }
+}
+
+pub(crate) fn stream(seed: u64, layer: u32, head: usize) -> u64 {
+    mix(seed ^ mix(u64::from(layer) << 32 | head as u64 & 0xffff_ffff))
+}
+
+/// The `i`-th number of a stream, in `[0, 1)`.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn uniform(stream: u64, i: u64) -> f32 {
+    (mix(stream ^ i) >> 40) as f32 * (1.0 / 16_777_216.0)
 }
 
 /// The finaliser of SplitMix64.

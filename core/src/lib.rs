@@ -50,12 +50,15 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+mod absorb;
 mod attention;
 mod axes;
 mod budget;
+pub mod decode;
 mod error;
 mod evict;
 pub mod expected;
+mod farthest;
 mod geometry;
 mod heads;
 mod importance;
@@ -65,9 +68,15 @@ mod math;
 mod merge;
 pub mod methods;
 mod mmr;
+mod modality;
+mod moments;
 #[cfg(feature = "heapless")]
 pub mod owned;
 mod policy;
+mod profile;
+mod read;
+mod recall;
+mod redundancy;
 mod repetition;
 mod retain;
 mod route;
@@ -76,19 +85,26 @@ mod select;
 mod shape;
 mod workspace;
 
+pub use absorb::{Evictee, absorb};
 pub use axes::{
     Attention, Combine, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm,
-    Pool, Queries, Redundancy, Reference, Retain, Scaling, Similarity, ValueNorm, sinh_weight,
+    Pool, Queries, Readout, Redundancy, Reference, Retain, Scaling, Search, Similarity, ValueNorm, sinh_weight,
 };
 pub use budget::LayerBudget;
+pub use decode::{accumulate, accumulate_workspace_len, compact};
 pub use error::Error;
 pub use evict::{Keep, Kept, Report, evict_layer, score_layer};
-pub use heads::{HeadBudget, from_profile};
+pub use heads::HeadBudget;
 pub use kernels::Dispatch;
 pub use merge::{LayerMut, merge_layer, merge_workspace_len};
 pub use methods::Method;
+pub use moments::{Moments, Slot, tilt};
 pub use policy::{Needs, Policy, Protect, Recent};
-pub use retain::{Evictee, Slots, absorb, retain_layer};
+pub use profile::{from_profile, from_rates, per_kv_head};
+pub use read::{Reading, read_slots};
+pub use recall::{Recall, recall};
+pub use redundancy::{redundancy_layer, redundancy_policy};
+pub use retain::{Slots, entropy_layer, retain_layer};
 pub use route::{RouteError, RouteErrorKind, RouteLayer, parse_route};
 pub use shape::{LayerShape, LayerView, Observation, Rows, tag};
 pub use workspace::{Workspace, WorkspaceLen};

@@ -1,8 +1,10 @@
 //! Merging evicted entries into the kept ones they resemble.
 
 use crate::evict::Kept;
+use crate::importance::{stream, uniform};
 use crate::kernels::{self, Dispatch};
 use crate::math::{copy, float, ratio, sqrt};
+use crate::select::{Cut, rank};
 use crate::shape::{Head, LayerShape, LayerView, Observation, Rows, heads, part, part_mut};
 use crate::{Error, Merge, MergeRule, Workspace, WorkspaceLen};
 
@@ -22,6 +24,20 @@ pub struct LayerMut<'a> {
     /// Entries each row stands for, `[rows]`, or empty if nobody counts them. Adding the logarithm of its count to the
     /// logit of a merged entry makes attention exact where the merged keys and values were equal.
     pub counts: &'a mut [f32],
+    /// Attention each row received, `[rows]`, in any unit; empty unless the rule is [`MergeRule::Following`].
+    pub attention: &'a [f32],
+}
+
+impl Merge {
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self.rule {
+            MergeRule::Proportional { fraction, .. } if !(fraction > 0.0 && fraction <= 1.0) => {
+                Err(Error::Config("the merged fraction must lie above 0 and not above 1"))
+            }
+            MergeRule::Following { neighbours: 0, .. } => Err(Error::Config("merging needs at least one neighbour")),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Workspace of [`merge_layer`]; `None` if the sizes overflow.
@@ -37,7 +53,8 @@ pub const fn merge_workspace_len(shape: LayerShape, rows: usize) -> Option<Works
 /// afterwards. `O(evicted len head_dim)` per head.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`], [`Error::HeadRange`] and [`Error::WorkspaceTooSmall`]; nothing was changed then.
+/// [`Error::LengthMismatch`], [`Error::HeadRange`], [`Error::WorkspaceTooSmall`], [`Error::MissingObservation`] and
+/// [`Error::Config`]; nothing was changed then.
 pub fn merge_layer(
     d: Dispatch,
     rule: Merge,
@@ -61,6 +78,13 @@ pub fn merge_layer(
     if !layer.counts.is_empty() && layer.counts.len() != rows {
         return Err(Error::LengthMismatch { what: "counts", need: rows, got: layer.counts.len() });
     }
+    rule.check()?;
+    let attentive = matches!(rule.rule, MergeRule::Following { .. });
+    match layer.attention.len() {
+        0 if attentive && rows > 0 => return Err(Error::MissingObservation("attention received")),
+        got if got > 0 && got != rows => return Err(Error::LengthMismatch { what: "attention", need: rows, got }),
+        _ => {}
+    }
     let len = merge_workspace_len(layer.shape, rows).ok_or(Error::Overflow("workspace"))?;
     for (what, need, got) in [("f32s", len.f32s, w.f32s.len()), ("u32s", len.u32s, w.u32s.len())] {
         if got < need {
@@ -68,7 +92,7 @@ pub fn merge_layer(
         }
     }
     // Nothing below can fail.
-    let LayerMut { shape, keys, values, counts, .. } = layer;
+    let LayerMut { shape, keys, values, counts, attention, .. } = layer;
     let size = shape.head_dim;
     let (row, buffers) = w.f32s.split_at_mut_checked(size).unwrap_or_default();
     for head in heads(layer.starts, layer.lens) {
@@ -87,6 +111,10 @@ pub fn merge_layer(
             totals: part(),
             targets: w.u32s.get_mut(..head.len).unwrap_or_default(),
         };
+        if let MergeRule::Following { neighbours, seed } = rule.rule {
+            merger.spread(neighbours as usize, stream(seed, 0, head.index), head.of(attention), values);
+            continue;
+        }
         merger.match_up(keys);
         merger.weigh(rule.rule, values);
         if !rule.values_only {
@@ -96,6 +124,11 @@ pub fn merge_layer(
         merger.count(head.of_mut(counts));
     }
     Ok(())
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(x: f32) -> usize {
+    x as usize
 }
 
 struct Merger<'a> {
@@ -155,7 +188,7 @@ impl Merger<'_> {
         self.norms.iter_mut().for_each(|x| *x = sqrt(*x));
     }
 
-    fn evicted(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    fn evicted(&self) -> impl Iterator<Item = (usize, usize)> + Clone + '_ {
         self.targets.iter().enumerate().filter(|&(_, &t)| t != u32::MAX).map(|(i, &t)| (i, t as usize))
     }
 
@@ -166,6 +199,7 @@ impl Merger<'_> {
         self.lengths(part(values, self.head.start, self.head.len, self.size));
         self.weights.fill(0.0);
         self.totals.fill(0.0);
+        let least = self.least(rule);
         for (i, &target) in self.targets.iter().enumerate() {
             let cosine = cosine(self.best, i);
             let norm = |i: usize| self.norms.get(i).copied().unwrap_or(0.0);
@@ -174,16 +208,53 @@ impl Merger<'_> {
                 MergeRule::Pivot => (0.5, 1.0),
                 MergeRule::Average => (1.0, 1.0),
                 MergeRule::Weighted if cosine >= mean => (cosine, 1.0),
-                MergeRule::Proportional { threshold } if cosine >= threshold => {
+                MergeRule::Proportional { threshold, .. } if cosine >= threshold && rank(cosine, i) >= least => {
                     let share = norm(i) / (norm(i) + norm(target as usize) + 1e-6);
                     let weight = if cosine > 0.0 { cosine * share } else { 0.0 };
                     (weight, weight)
                 }
-                MergeRule::Weighted | MergeRule::Proportional { .. } => continue,
+                _ => continue,
             };
             for (slot, x) in [(self.weights.get_mut(i), weight), (self.totals.get_mut(target as usize), counted)] {
                 if let Some(slot) = slot {
                     *slot += x;
+                }
+            }
+        }
+    }
+
+    /// The rank of the least cosine among the fraction that may be merged: the upper `fraction` quantile, as PyTorch
+    /// interpolates it, of all evicted entries; those below the threshold count as the lowest.
+    fn least(&self, rule: MergeRule) -> u32 {
+        let MergeRule::Proportional { threshold, fraction } = rule else { return 0 };
+        let key = |(i, _): (usize, usize)| {
+            let cosine = self.best.get(i).copied().unwrap_or(0.0);
+            rank(if cosine >= threshold { cosine } else { f32::NEG_INFINITY }, i)
+        };
+        let n = self.evicted().count();
+        let left_out = libm::ceilf((1.0 - fraction) * float(n.saturating_sub(1)));
+        Cut::top(self.evicted().map(key), n.saturating_sub(whole(left_out))).key
+    }
+
+    /// Adds every evicted value, divided, to the values of the next kept entries, if the dice say so.
+    fn spread(&mut self, neighbours: usize, stream: u64, attention: &[f32], values: &mut [f32]) {
+        let from = self.head.start.saturating_mul(self.size);
+        let values = values.get_mut(from..).unwrap_or_default();
+        let at = |i: usize| attention.get(i).copied().unwrap_or(0.0);
+        let mut before = 0usize;
+        for (i, number) in (0..self.head.len).zip(0u64..) {
+            if self.kept.get(before).is_some_and(|&k| k as usize == i) {
+                before = before.saturating_add(1);
+                continue;
+            }
+            let after = self.kept.get(before..).unwrap_or_default();
+            let after = after.get(..neighbours.min(after.len())).unwrap_or_default();
+            let n = float(after.len());
+            let mean = after.iter().fold(0.0, |s, &t| s + at(t as usize)) / n;
+            if uniform(stream, number) < at(i) / mean {
+                copy(part_mut(values, i, 1, self.size), self.row);
+                for &t in after {
+                    kernels::axpy(self.d, 1.0 / n, self.row, part_mut(values, t as usize, 1, self.size));
                 }
             }
         }

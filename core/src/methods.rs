@@ -2,7 +2,7 @@
 
 use crate::axes::{
     Attention, Depth, Diversity, Edge, Evicted, Geometry, Importance, Mass, Merge, MergeRule, Mix, Mmr, Norm, Pool,
-    Queries, Reference, Retain, Similarity, ValueNorm,
+    Queries, Readout, Reference, Retain, Search, Similarity, ValueNorm,
 };
 use crate::policy::{Protect, Recent};
 use crate::{HeadBudget, LayerBudget, Policy};
@@ -18,7 +18,7 @@ pub struct Method {
     pub source: &'static str,
     /// How it is checked: `golden: kvpress` (recorded outputs of that package), `reference` (an independent
     /// implementation of published code) or `reconstruction` (an independent implementation of our own definition,
-    /// because none was published).
+    /// because neither code nor the method's text was at hand).
     pub proof: &'static str,
     /// The choice inside a layer.
     pub policy: Policy,
@@ -208,9 +208,21 @@ pub const ALL: &[Method] = &[
         layer_budget: LayerBudget::Uniform,
     },
     Method {
+        name: "curdkv",
+        summary: "keys and values that are long among their 16 neighbours; first 4 protected",
+        source: "CurDKV, arXiv 2509.15038; kvpress, without its random projection",
+        proof: "golden: kvpress",
+        policy: Policy {
+            importance: Importance::Leverage { window: 16 },
+            protect: Protect { sinks: 4, recent: Recent::Window(0), text_first: false },
+            ..RECENT
+        },
+        layer_budget: LayerBudget::Uniform,
+    },
+    Method {
         name: "manifoldkv",
         summary: "keys furthest from the mean key of their 4096 neighbours",
-        source: "ManifoldKV, arXiv 2602.08343, from a public summary that leaves the window's length open",
+        source: "ManifoldKV, arXiv 2602.08343, windowed, from a write-up with code; no AdaKV budgets unless asked for",
         proof: "reference",
         policy: Policy {
             importance: Importance::None,
@@ -231,7 +243,7 @@ pub const ALL: &[Method] = &[
     Method {
         name: "rkv",
         summary: "attention of the last 8 queries against how much a key repeats others",
-        source: "R-KV, arXiv 2505.24133; a row without a copy spares nothing",
+        source: "R-KV, arXiv 2505.24133; scores as its code, evicts once the prompt is in",
         proof: "reference",
         policy: Policy {
             importance: Importance::Attention(Attention {
@@ -275,7 +287,7 @@ pub const ALL: &[Method] = &[
                 mean_match: true,
                 pool_dispersion: false,
                 seed_protected: false,
-                lazy: false,
+                search: Search::All,
             }),
             ..SNAPKV
         },
@@ -287,7 +299,14 @@ pub const ALL: &[Method] = &[
         source: "RetentiveKV, arXiv 2605.04075; defined here from its abstract",
         proof: "reconstruction",
         policy: Policy {
-            evicted: Evicted::Retain(Retain { slots: 8, tau: 1.0, epsilon: 0.05, gain: 0.0, mass: Mass::Count }),
+            evicted: Evicted::Retain(Retain {
+                slots: 8,
+                tau: 1.0,
+                epsilon: 0.05,
+                gain: 0.0,
+                mass: Mass::Count,
+                readout: Readout::Mean,
+            }),
             ..SNAPKV
         },
         layer_budget: LayerBudget::Uniform,

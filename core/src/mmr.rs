@@ -1,11 +1,11 @@
 //! Choosing entries one by one, each unlike those chosen before.
 
 use crate::attention::pool;
-use crate::axes::{Attention, Mmr, Similarity};
+use crate::axes::{Attention, Mmr, Search, Similarity};
 use crate::evict::Job;
 use crate::kernels;
 use crate::math::{copy, float, ratio, sqrt};
-use crate::select::{PROTECTED, rank};
+use crate::select::{Cut, PROTECTED, rank};
 use crate::shape::Head;
 use crate::workspace::Parts;
 
@@ -88,12 +88,32 @@ pub(crate) fn select(job: &Job<'_>, head: Head, m: Mmr, count: usize, parts: &mu
     state.prepare();
     let taken = keys.iter().filter(|&&k| k == PROTECTED).count();
     let steps = count.saturating_sub(taken);
-    if m.lazy {
-        let (order, seen) = (head.of_mut(parts.order), head.of_mut(parts.seen));
-        state.lazily(m.seed_protected, steps, scores, keys, order, seen);
-    } else {
-        state.greedily(m.seed_protected, steps, scores, keys);
+    let (order, seen) = (head.of_mut(parts.order), head.of_mut(parts.seen));
+    match m.search {
+        Search::All => state.greedily(m.seed_protected, steps, scores, keys),
+        Search::Lazy => state.lazily(m.seed_protected, steps, scores, keys, order, seen),
+        Search::Shortlist(each) => {
+            let size = steps.saturating_mul(each as usize);
+            state.among(m.seed_protected, steps, scores, keys, shortlist(size, keys, order));
+        }
     }
+}
+
+/// Whether an entry of this key can be chosen: 0 is the key of those that others go before whatever their scores.
+fn open(key: u32) -> bool {
+    key != PROTECTED && key != 0
+}
+
+/// The indices of the best `size` entries that can be chosen, ascending.
+fn shortlist<'a>(size: usize, keys: &[u32], list: &'a mut [u32]) -> &'a [u32] {
+    let all = keys.iter().copied().filter(|&key| open(key));
+    let size = size.min(all.clone().count());
+    let mut cut = Cut::top(all, size);
+    let chosen = (0u32..).zip(keys).filter(|&(_, &key)| open(key) && cut.take(key));
+    for (slot, (i, _)) in list.iter_mut().zip(chosen) {
+        *slot = i;
+    }
+    list.get(..size).unwrap_or_default()
 }
 
 /// The key of an entry that may yet rank first.
@@ -153,7 +173,7 @@ impl Choice<'_> {
         }
         for _ in 0..steps {
             let mut best = None;
-            for (i, (_, &s)) in keys.iter().zip(scores).enumerate().filter(|(_, (key, _))| **key != PROTECTED) {
+            for (i, (_, &s)) in keys.iter().zip(scores).enumerate().filter(|(_, (key, _))| open(**key)) {
                 let r = rank(s + self.penalty(i), i);
                 if best.is_none_or(|(b, _)| r > b) {
                     best = Some((r, i));
@@ -164,6 +184,29 @@ impl Choice<'_> {
                 *key = PROTECTED;
             }
             self.add(i);
+        }
+    }
+
+    /// As [`Self::greedily`], choosing from the entries of `list`.
+    fn among(&mut self, seed: bool, steps: usize, scores: &[f32], keys: &mut [u32], list: &[u32]) {
+        for i in 0..keys.len() {
+            if seed && keys.get(i) == Some(&PROTECTED) {
+                self.add_to(i, list);
+            }
+        }
+        for _ in 0..steps {
+            let mut best = None;
+            for i in list.iter().map(|&i| i as usize).filter(|&i| keys.get(i).is_some_and(|&key| open(key))) {
+                let r = rank(scores.get(i).copied().unwrap_or(0.0) + self.penalty(i), i);
+                if best.is_none_or(|(b, _)| r > b) {
+                    best = Some((r, i));
+                }
+            }
+            let Some((_, i)) = best else { return };
+            if let Some(key) = keys.get_mut(i) {
+                *key = PROTECTED;
+            }
+            self.add_to(i, list);
         }
     }
 
@@ -186,9 +229,9 @@ impl Choice<'_> {
             }
         };
         for (i, (key, &s)) in keys.iter_mut().zip(scores).enumerate() {
-            if *key != PROTECTED {
+            if open(*key) {
                 *key = rank(s, i);
-            } else if seed {
+            } else if seed && *key == PROTECTED {
                 listed(order, self.chosen, i);
                 self.chosen = self.chosen.saturating_add(1);
             }
@@ -197,12 +240,12 @@ impl Choice<'_> {
         while left > 0 {
             if self.chosen > 0 && !compared {
                 // Until it was compared once, an entry may also gain: a key can be unlike all others.
-                keys.iter_mut().filter(|key| **key != PROTECTED).for_each(|key| *key = UNKNOWN);
+                keys.iter_mut().filter(|key| open(**key)).for_each(|key| *key = UNKNOWN);
                 compared = true;
             }
             let mut best = None;
             for (j, &key) in keys.iter().enumerate() {
-                if key != PROTECTED && best.is_none_or(|b| key > b) {
+                if open(key) && best.is_none_or(|b| key > b) {
                     (best, i) = (Some(key), j);
                 }
             }
@@ -215,10 +258,8 @@ impl Choice<'_> {
                 continue;
             }
             for &j in order.get(*at as usize..self.chosen).unwrap_or_default() {
-                let x = self.similarity(i, j as usize);
-                if let Some(s) = self.similar.get_mut(i) {
-                    *s = if x > *s { x } else { *s };
-                }
+                self.load(j as usize);
+                self.compare(i, j as usize);
             }
             *at = u32::try_from(self.chosen).unwrap_or(u32::MAX);
             *key = rank(scores.get(i).copied().unwrap_or(0.0) + self.penalty(i), i);
@@ -240,10 +281,10 @@ impl Choice<'_> {
         let (job, n) = (self.job, self.head.len);
         let d = job.view.shape.head_dim;
         self.chosen = self.chosen.saturating_add(1);
+        self.load(j);
         let products = &mut *self.scratch;
         if self.each.is_empty() {
-            let key = &mut *self.key;
-            job.view.keys.for_tiles(job.d, d, self.head.row(j), 1, self.tile, |_, row| copy(row, key));
+            let key = &*self.key;
             job.view.keys.for_tiles(job.d, d, self.head, n, self.tile, |i, rows| {
                 let out = products.get_mut(i..).unwrap_or_default();
                 let stride = out.len();
@@ -255,27 +296,35 @@ impl Choice<'_> {
                 kernels::axpy(job.d, row.get(j).copied().unwrap_or(0.0), row, products);
             }
         }
-        let own = self.norms.get(j).copied().unwrap_or(0.0);
-        for ((s, &x), &norm) in self.similar.iter_mut().zip(&*products).zip(&*self.norms) {
-            let x = ratio(x, own * norm);
-            *s = match self.mean {
-                true => *s + x,
-                false if x > *s => x,
-                false => *s,
-            };
+        for i in 0..n {
+            let product = self.scratch.get(i).copied().unwrap_or(0.0);
+            self.join(i, j, product);
         }
     }
 
-    /// What [`Self::add`] of `j` compares `i` by.
-    fn similarity(&mut self, i: usize, j: usize) -> f32 {
+    /// Puts `j` into the chosen set, comparing the entries of `list` with it.
+    fn add_to(&mut self, j: usize, list: &[u32]) {
+        self.chosen = self.chosen.saturating_add(1);
+        self.load(j);
+        list.iter().for_each(|&i| self.compare(i as usize, j));
+    }
+
+    /// Makes `j` the key that others are compared with.
+    fn load(&mut self, j: usize) {
+        let (job, d) = (self.job, self.job.view.shape.head_dim);
+        if self.each.is_empty() {
+            job.view.keys.for_tiles(job.d, d, self.head.row(j), 1, self.tile, |_, row| copy(row, self.key));
+        }
+    }
+
+    /// What [`Self::add`] does to entry `i`; `j` must be loaded.
+    fn compare(&mut self, i: usize, j: usize) {
         let (job, n) = (self.job, self.head.len);
         let d = job.view.shape.head_dim;
         let mut product = [0.0];
         if self.each.is_empty() {
-            let key = &mut *self.key;
-            job.view.keys.for_tiles(job.d, d, self.head.row(j), 1, self.tile, |_, row| copy(row, key));
             job.view.keys.for_tiles(job.d, d, self.head.row(i), 1, self.tile, |_, row| {
-                kernels::dots(job.d, key, d, row, &mut product, 1);
+                kernels::dots(job.d, self.key, d, row, &mut product, 1);
             });
         } else {
             let rows = self.each.chunks_exact(n.max(1));
@@ -283,7 +332,19 @@ impl Choice<'_> {
             product = [rows.fold(0.0, |s, row| s + at(row, j) * at(row, i))];
         }
         let [product] = product;
+        self.join(i, j, product);
+    }
+
+    /// Counts the similarity of `i` with the chosen `j`, given the product of the two.
+    fn join(&mut self, i: usize, j: usize, product: f32) {
         let norm = |i: usize| self.norms.get(i).copied().unwrap_or(0.0);
-        ratio(product, norm(j) * norm(i))
+        let x = ratio(product, norm(j) * norm(i));
+        if let Some(s) = self.similar.get_mut(i) {
+            *s = match self.mean {
+                true => *s + x,
+                false if x > *s => x,
+                false => *s,
+            };
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! A method as a value: six axes, each answering one question about a layer's eviction.
 
-use crate::axes::{Depth, Diversity, Evicted, Importance, Mix, Queries, Similarity, ValueNorm};
+use crate::axes::{
+    Depth, Diversity, Evicted, Importance, Merge, MergeRule, Mix, Queries, Reference, Similarity, ValueNorm,
+};
 use crate::heads::HeadBudget;
 
 /// How one layer decides what it keeps. A named method is a constant of this type: see [`methods`](crate::methods).
@@ -83,7 +85,8 @@ impl Policy {
     pub const fn needs(&self) -> Needs {
         let mut needs = Needs {
             window_queries: 0,
-            values: matches!(self.importance, Importance::Lag { .. }) || matches!(self.evicted, Evicted::Retain(_)),
+            values: matches!(self.importance, Importance::Lag { .. } | Importance::Leverage { .. })
+                || matches!(self.evicted, Evicted::Retain(_)),
             column_sums: false,
             query_mean: false,
             query_covariance: false,
@@ -92,6 +95,9 @@ impl Policy {
             head_weights: matches!(self.mix, Mix::HeadTable),
             head_budgets: matches!(self.head_budget, HeadBudget::Table),
         };
+        if let Evicted::Merge(Merge { rule: MergeRule::Following { .. }, .. }) = self.evicted {
+            needs.column_sums = true;
+        }
         if let Importance::Attention(a) = self.importance {
             match a.queries {
                 Queries::Last(w) | Queries::Peak(w) => needs.window_queries = w as usize,
@@ -159,6 +165,19 @@ impl Policy {
                 Some(self)
             }
             Diversity::None | Diversity::Repetition { .. } | Diversity::Mmr(_) => None,
+        }
+    }
+
+    /// Sets what Euclidean distance is measured from; `None` if the method does not use it.
+    #[must_use]
+    pub const fn with_reference(mut self, reference: Reference) -> Option<Self> {
+        match self.diversity {
+            Diversity::Geometry(mut g) if g.alpha != 0.0 => {
+                g.reference = reference;
+                self.diversity = Diversity::Geometry(g);
+                Some(self)
+            }
+            _ => None,
         }
     }
 

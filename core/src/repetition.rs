@@ -30,8 +30,9 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, threshold: f32, parts: &mut Parts<
         for (j, (c, &norm)) in cosines.iter_mut().zip(&*norms).enumerate() {
             *c = if j == i { 0.0 } else { ratio(*c, own * norm) };
         }
-        // The newest copy is spared.
-        if let Some(c) = cosines.iter_mut().rev().find(|c| **c > threshold) {
+        // The newest copy is spared; the published code spares entry 0 where there is none.
+        let spared = cosines.iter().rposition(|&c| c > threshold).unwrap_or(0);
+        if let Some(c) = cosines.get_mut(spared) {
             *c = 0.0;
         }
         kernels::axpy(job.d, 1.0, cosines, sums);

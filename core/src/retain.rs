@@ -3,10 +3,11 @@
 use crate::attention::{entropies, received};
 use crate::evict::{Job, Kept};
 use crate::kernels::Dispatch;
-use crate::math::float;
-use crate::shape::{Head, part_mut};
+use crate::math::{copy, float};
+use crate::moments::Moments;
+use crate::shape::{Head, part, part_mut};
 use crate::workspace::Parts;
-use crate::{Error, Evicted, LayerView, Mass, Policy, Queries, Retain, Workspace, kernels, tag};
+use crate::{Attention, Error, Evicted, LayerView, Mass, Policy, Queries, Readout, Retain, Workspace, kernels, tag};
 
 /// Entries that stand for many. Attention treats each as a key and a value whose logit has `ln(mass)` added, in the same
 /// softmax as the kept entries; a slot of mass 0 is empty and takes no part. If the entries of a slot have equal keys and
@@ -19,6 +20,11 @@ pub struct Slots<'a> {
     pub values: &'a mut [f32],
     /// Entries a slot stands for, `[n_kv_heads][slots]`.
     pub mass: &'a mut [f32],
+    /// The slot of every entry, `[rows]`, [`u32::MAX`] for those kept; empty if nobody asks. [`recall`](crate::recall)
+    /// finds the entries of a slot by it.
+    pub members: &'a mut [u32],
+    /// Second moments, for [`Readout::Tilt`](crate::Readout::Tilt) and nothing else.
+    pub moments: Option<Moments<'a>>,
 }
 
 /// Writes the entries that `kept` leaves out into slots. Call it after [`evict_layer`](crate::evict_layer) with the same
@@ -46,128 +52,89 @@ pub fn retain_layer(
     kept.check(v.starts, v.lens, job.rows)?;
     let slots = retain.slots as usize;
     let n = v.shape.n_kv_heads.checked_mul(slots).ok_or(Error::Overflow("slots"))?;
-    let elements = n.checked_mul(v.shape.head_dim).ok_or(Error::Overflow("slots"))?;
-    for (what, need, got) in [
-        ("slot keys", elements, out.keys.len()),
-        ("slot values", elements, out.values.len()),
-        ("slot masses", n, out.mass.len()),
-    ] {
-        if need != got {
-            return Err(Error::LengthMismatch { what, need, got });
-        }
+    out.check(&retain, v.shape.head_dim, n)?;
+    if !out.members.is_empty() && out.members.len() != job.rows {
+        return Err(Error::LengthMismatch { what: "slot members", need: job.rows, got: out.members.len() });
     }
     let mut parts = Parts::carve(p, v.shape, job.rows, w)?;
     // Nothing below can fail.
-    let size = slots.saturating_mul(v.shape.head_dim);
+    let Slots { keys, values, mass, members, mut moments } = out;
+    let (size, d) = (slots.saturating_mul(v.shape.head_dim), v.shape.head_dim);
     for head in v.heads() {
-        if let Queries::Last(w) = a.queries {
-            let scores = head.of_mut(parts.scores);
-            received(&job, head, w as usize, parts.temp, parts.tile, parts.matrix, parts.window, scores);
-        }
-        entropies(&job, head, parts.window, parts.temp);
+        attend(&job, head, a, &mut parts);
         let out = Slots {
-            keys: part_mut(out.keys, head.index, 1, size),
-            values: part_mut(out.values, head.index, 1, size),
-            mass: part_mut(out.mass, head.index, 1, slots),
+            keys: part_mut(keys, head.index, 1, size),
+            values: part_mut(values, head.index, 1, size),
+            mass: part_mut(mass, head.index, 1, slots),
+            members: head.of_mut(members),
+            moments: moments.as_mut().map(|m| m.part(head.index, slots, d)),
         };
         fill(&job, head, retain, kept.of(head), &mut parts, out);
     }
     Ok(())
 }
 
-/// One entry evicted while decoding.
-#[derive(Clone, Copy, Debug)]
-pub struct Evictee<'a> {
-    /// `[head_dim]`.
-    pub key: &'a [f32],
-    /// `[head_dim]`.
-    pub value: &'a [f32],
-    /// Entropy of its attention over the last queries, 0 to 1.
-    pub entropy: f32,
-    /// Mean entropy of the entries evicted so far.
-    pub mean_entropy: f32,
-}
-
-/// Writes one entry into the last of a head's slots; of the slots meant for its modality if there are several.
-///
-/// A slot that holds `stretch` entries is closed: the two neighbours of the least mass together become one, the later slots
-/// move down, and the last is opened anew. With a single slot everything goes into it.
+/// Writes how evenly the attention of every entry is spread over the window's queries, `[rows]`, 0 if it comes from one
+/// and 1 if from all alike: what a host passes to [`absorb`](crate::absorb) with an entry that it evicts while decoding.
+/// Rows that belong to no head are left alone.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] and [`Error::Config`]; nothing was changed then.
-pub fn absorb(retain: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<(), Error> {
-    let d = entry.key.len();
-    let n = slots.mass.len();
-    let elements = n.checked_mul(d).ok_or(Error::Overflow("slots"))?;
-    for (what, need, got) in [
-        ("value", d, entry.value.len()),
-        ("slot keys", elements, slots.keys.len()),
-        ("slot values", elements, slots.values.len()),
-    ] {
-        if need != got {
-            return Err(Error::LengthMismatch { what, need, got });
-        }
-    }
-    let Some(last) = n.checked_sub(1).filter(|_| stretch > 0 && retain.tau > 0.0 && retain.epsilon > 0.0) else {
-        return Err(Error::Config("absorbing needs a slot, a stretch of at least one entry, positive tau and epsilon"));
+/// As [`retain_layer`].
+pub fn entropy_layer(
+    d: Dispatch,
+    p: &Policy,
+    v: &LayerView<'_>,
+    w: Workspace<'_>,
+    out: &mut [f32],
+) -> Result<(), Error> {
+    let (Evicted::Retain(_), crate::Importance::Attention(a)) = (p.evicted, p.importance) else {
+        return Err(Error::Config("the policy has no slots"));
     };
-    let full = |mass: &[f32]| mass.last().is_some_and(|&m| m >= float(stretch as usize));
-    if full(slots.mass) && last > 0 {
-        close(slots.keys, slots.values, slots.mass, d);
+    let job = Job::new(d, p, u32::MAX, v)?;
+    if out.len() != job.rows {
+        return Err(Error::LengthMismatch { what: "entropies", need: job.rows, got: out.len() });
     }
-    let length = float(stretch as usize);
-    let mass = slots.mass.last().copied().unwrap_or(0.0);
-    // Of the integrator's weight, what the entries so far have filled; they count as entries of mean entropy.
-    let filled = -libm::expm1f(-retain.tau * mass / length);
-    let decay = retain.tau * (retain.epsilon + entry.entropy) / (length * (retain.epsilon + entry.mean_entropy));
-    let (keep, write) = (libm::expf(-decay) * filled, -libm::expm1f(-decay));
-    for (all, new) in [(slots.keys, entry.key), (slots.values, entry.value)] {
-        for (x, &u) in part_mut(all, last, 1, d).iter_mut().zip(new) {
-            *x = (keep * *x + write * u) / (keep + write);
-        }
-    }
-    if let Some(m) = slots.mass.last_mut() {
-        *m += if retain.mass == Mass::Count { 1.0 } else { entry.entropy };
+    let mut parts = Parts::carve(p, v.shape, job.rows, w)?;
+    // Nothing below can fail.
+    for head in v.heads() {
+        attend(&job, head, a, &mut parts);
+        copy(parts.temp, head.of_mut(out));
     }
     Ok(())
 }
 
-/// Merges the two neighbouring slots of the least mass together, mass-weighted, and frees the last slot.
-fn close(keys: &mut [f32], values: &mut [f32], mass: &mut [f32], d: usize) {
-    let mut least = (0, f32::INFINITY);
-    for (i, (a, b)) in mass.iter().zip(mass.iter().skip(1)).enumerate() {
-        if a + b < least.1 {
-            least = (i, a + b);
-        }
+/// Writes the entropies of a head to the front of `parts.temp`.
+fn attend(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
+    if let Queries::Last(w) = a.queries {
+        let scores = head.of_mut(parts.scores);
+        received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, parts.window, scores);
     }
-    let first = least.0;
-    let second = first.saturating_add(1);
-    let of = |i: usize| mass.get(i).copied().unwrap_or(0.0);
-    let total = of(first) + of(second);
-    let share = if total > 0.0 { of(second) / total } else { 0.5 };
-    for all in [keys, values] {
-        for j in 0..d {
-            let at = |slot: usize| slot.saturating_mul(d).saturating_add(j);
-            let x = |slot: usize| all.get(at(slot)).copied().unwrap_or(0.0);
-            let merged = x(first) + (x(second) - x(first)) * share;
-            if let Some(x) = all.get_mut(at(first)) {
-                *x = merged;
-            }
-        }
-        shift(all, second.saturating_mul(d), d);
-    }
-    if let Some(m) = mass.get_mut(first) {
-        *m = total;
-    }
-    shift(mass, second, 1);
+    entropies(job, head, parts.window, parts.temp);
 }
 
-/// Moves what follows `at + by` down by `by` and clears the end.
-fn shift(x: &mut [f32], at: usize, by: usize) {
-    for i in at..x.len() {
-        let next = x.get(i.saturating_add(by)).copied().unwrap_or(0.0);
-        if let Some(x) = x.get_mut(i) {
-            *x = next;
+impl Slots<'_> {
+    /// Checks the lengths of `n` slots.
+    pub(crate) fn check(&self, retain: &Retain, head_dim: usize, n: usize) -> Result<(), Error> {
+        let overflow = Error::Overflow("slots");
+        let elements = n.checked_mul(head_dim).ok_or(overflow)?;
+        let squares = elements.checked_mul(head_dim).ok_or(overflow)?;
+        let given = [
+            ("slot keys", elements, self.keys.len()),
+            ("slot values", elements, self.values.len()),
+            ("slot masses", n, self.mass.len()),
+        ];
+        let moments = match (retain.readout, &self.moments) {
+            (Readout::Mean, None) => [("", 0, 0); 3],
+            (Readout::Tilt, Some(m)) => [
+                ("slot variances", elements, m.variance.len()),
+                ("slot covariances", squares, m.covariance.len()),
+                ("slot radii", n, m.radius.len()),
+            ],
+            _ => return Err(Error::Config("slots have moments if and only if the readout is tilted")),
+        };
+        match given.into_iter().chain(moments).find(|(_, need, got)| need != got) {
+            Some((what, need, got)) => Err(Error::LengthMismatch { what, need, got }),
+            None => Ok(()),
         }
     }
 }
@@ -177,36 +144,58 @@ fn fill(job: &Job<'_>, head: Head, r: Retain, kept: &[u32], parts: &mut Parts<'_
     let (v, d) = (job.view, job.view.shape.head_dim);
     let slot_of = head.of_mut(parts.keys);
     assign(job, head, r.slots as usize, kept, slot_of);
-    let entropy = parts.temp.get(..head.len).unwrap_or_default();
+    let slot_of = &*slot_of;
+    let (entropy, rest) = parts.temp.split_at_mut_checked(head.len).unwrap_or_default();
+    let decays = rest.get_mut(..head.len).unwrap_or_default();
     out.keys.fill(0.0);
     out.values.fill(0.0);
-    out.mass.fill(0.0);
     // Masses first hold the sums that divide the decay.
-    for (&slot, &h) in slot_of.iter().zip(entropy) {
-        if let Some(sum) = out.mass.get_mut(slot as usize) {
-            *sum += r.epsilon + h;
-        }
+    gather(slot_of, entropy, out.mass, |h| r.epsilon + h);
+    for ((decay, &slot), &h) in decays.iter_mut().zip(slot_of).zip(&*entropy) {
+        *decay = out.mass.get(slot as usize).map_or(0.0, |sum| r.tau * (r.epsilon + h) / sum);
     }
+    gather(slot_of, entropy, out.mass, |h| if r.mass == Mass::Count { 1.0 } else { h });
     let whole = -libm::expm1f(-r.tau);
-    for (rows, slots) in [(v.keys, out.keys), (v.values.unwrap_or(v.keys), out.values)] {
-        let (mass, slot_of) = (&*out.mass, &*slot_of);
+    for (rows, slots) in [(v.keys, &mut *out.keys), (v.values.unwrap_or(v.keys), &mut *out.values)] {
         rows.for_tiles(job.d, d, head, head.len, parts.tile, |i, rows| {
             let ids = slot_of.get(i..).unwrap_or_default().iter();
-            let entropy = entropy.get(i..).unwrap_or_default();
-            for ((row, &slot), &h) in rows.chunks_exact(d.max(1)).zip(ids).zip(entropy) {
-                let Some(&sum) = mass.get(slot as usize) else { continue };
-                let decay = r.tau * (r.epsilon + h) / sum;
-                let x = part_mut(slots, slot as usize, 1, d);
-                kernels::scale(job.d, libm::expf(-decay), x);
-                kernels::axpy(job.d, -libm::expm1f(-decay), row, x);
+            let decays = decays.get(i..).unwrap_or_default();
+            for ((row, &slot), &decay) in rows.chunks_exact(d.max(1)).zip(ids).zip(decays) {
+                if slot != u32::MAX {
+                    let x = part_mut(slots, slot as usize, 1, d);
+                    kernels::scale(job.d, libm::expf(-decay), x);
+                    kernels::axpy(job.d, -libm::expm1f(-decay), row, x);
+                }
             }
         });
         kernels::scale(job.d, 1.0 / whole, slots);
     }
-    out.mass.fill(0.0);
+    for (member, &slot) in out.members.iter_mut().zip(slot_of) {
+        *member = slot;
+    }
+    if let Some(mut moments) = out.moments {
+        let written = slot_of.iter().zip(&*decays).enumerate().filter(|(_, (slot, _))| **slot != u32::MAX);
+        moments.clear();
+        for (i, (&slot, &decay)) in written {
+            let (key, value) = (&mut *parts.mean, &mut *parts.direction);
+            v.keys.for_tiles(job.d, d, head.row(i), 1, parts.tile, |_, row| copy(row, key));
+            v.values.unwrap_or(v.keys).for_tiles(job.d, d, head.row(i), 1, parts.tile, |_, row| copy(row, value));
+            let slot = slot as usize;
+            kernels::axpy(job.d, -1.0, part(out.keys, slot, 1, d), key);
+            kernels::axpy(job.d, -1.0, part(out.values, slot, 1, d), value);
+            moments.part(slot, 1, d).write(job.d, decay, key, value);
+        }
+        kernels::scale(job.d, 1.0 / whole, moments.variance);
+        kernels::scale(job.d, 1.0 / whole, moments.covariance);
+    }
+}
+
+/// Sums `f` of the entropies of each slot's entries.
+fn gather(slot_of: &[u32], entropy: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
+    out.fill(0.0);
     for (&slot, &h) in slot_of.iter().zip(entropy) {
-        if let Some(mass) = out.mass.get_mut(slot as usize) {
-            *mass += if r.mass == Mass::Count { 1.0 } else { h };
+        if let Some(sum) = out.get_mut(slot as usize) {
+            *sum += f(h);
         }
     }
 }

@@ -70,6 +70,10 @@ fn blend(job: &Job<'_>, head: Head, redundancy: f32, scaling: Scaling, parts: &m
         Mix::Weight(depth) | Mix::Raw(depth) => complement(at_depth(depth)),
         Mix::HeadRedundancy => complement(redundancy),
         Mix::HardRedundancy { threshold } => complement(if redundancy >= threshold { 1.0 } else { 0.0 }),
+        Mix::SoftRedundancy { diversity, importance } => {
+            let odds = redundancy / diversity - (1.0 - redundancy) / importance;
+            complement(1.0 / (1.0 + libm::expf(-odds)))
+        }
         Mix::HeadTable => complement(job.view.observation.head_weights.get(head.index).copied().unwrap_or(0.0)),
         // The importance holds two of the three terms.
         Mix::Thirds => (1.0 / 3.0, 1.0 / 3.0),

@@ -58,6 +58,16 @@ pub struct Observation<'a> {
     pub head_weights: &'a [f32],
     /// Entries each head keeps for [`HeadBudget::Table`](crate::HeadBudget::Table), `[n_kv_heads]`.
     pub head_budgets: &'a [u32],
+    /// How many of the layer's budget of entries each head keeps from images, whatever the policy, `[n_kv_heads]`; in
+    /// proportion where the head keeps more or fewer than the budget. What images or text cannot fill goes to the other;
+    /// protected entries stay. Inside a kind the scores decide, for [`Mmr`](crate::Mmr) those of importance. Empty leaves
+    /// the shares to the scores.
+    pub image_budgets: &'a [u32],
+    /// Position of every entry in the sequence, `[rows]`, ascending in each head; empty as long as nothing was evicted, the
+    /// positions being the indices then. [`Queries::All`](crate::Queries::All) counts by it who could see an entry.
+    pub positions: &'a [u32],
+    /// Whether slots hold evicted entries already: they are paid for then even if everything would fit the budget.
+    pub slots_in_use: bool,
     /// One byte of flags per row, `[rows]`: see [`tag`].
     pub tags: &'a [u8],
 }
@@ -144,9 +154,11 @@ impl<'a> LayerView<'a> {
             ("query_covariance", covariance, o.query_covariance.len()),
             ("output_norms", rows, o.output_norms.len()),
             ("given", rows, o.given.len()),
+            ("positions", rows, o.positions.len()),
             ("tags", rows, o.tags.len()),
             ("head_weights", n_kv_heads, o.head_weights.len()),
             ("head_budgets", n_kv_heads, o.head_budgets.len()),
+            ("image_budgets", n_kv_heads, o.image_budgets.len()),
         ] {
             if got != 0 {
                 same(what, need, got)?;

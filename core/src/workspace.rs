@@ -1,7 +1,7 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
 use crate::kernels::{COLUMN_ROWS, LANES, TILE_ROWS};
-use crate::{Diversity, Error, Importance, LayerShape, Mmr, Policy};
+use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
 
 /// Elements of the two workspace slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,14 @@ pub struct Workspace<'a> {
 /// Queries whose logits are computed in one pass over the keys of a head that has all rows of the layer. Where the rows
 /// are shared by several heads there is room for more.
 pub(crate) const QUERY_BLOCK: usize = 8;
+
+/// Elements of a tile's columns.
+pub(crate) const fn columns_len(head_dim: usize) -> Option<usize> {
+    match head_dim.checked_next_multiple_of(LANES) {
+        Some(padded) => padded.checked_mul(COLUMN_ROWS),
+        None => None,
+    }
+}
 
 impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
@@ -55,7 +63,7 @@ pub(crate) struct Parts<'a> {
     pub window: &'a mut [f32],
     /// Selection keys, `[rows]`.
     pub keys: &'a mut [u32],
-    /// Bookkeeping of a lazy choice, `[rows]` each; empty elsewhere.
+    /// Bookkeeping of a choice one by one that does not look at every entry, `[rows]` each; empty elsewhere.
     pub order: &'a mut [u32],
     pub seen: &'a mut [u32],
 }
@@ -109,9 +117,16 @@ impl<'a> Parts<'a> {
         })
     }
 
+    /// Whether the policy needs the two vectors.
+    const fn compares(p: &Policy) -> bool {
+        !matches!(p.diversity, Diversity::None)
+            || matches!(p.importance, Importance::Lag { .. } | Importance::Leverage { .. })
+            || matches!(p.evicted, Evicted::Retain(Retain { readout: Readout::Tilt, .. }))
+    }
+
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
         let attention = matches!(p.importance, Importance::Attention(_));
-        let vectors = !matches!(p.diversity, Diversity::None) || matches!(p.importance, Importance::Lag { .. });
+        let vectors = Self::compares(p);
         let temps = if attention {
             QUERY_BLOCK
         } else if vectors {
@@ -125,11 +140,13 @@ impl<'a> Parts<'a> {
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
-        let Some(columns) = shape.head_dim.checked_next_multiple_of(LANES) else { return None };
-        let Some(columns) = columns.checked_mul(COLUMN_ROWS) else { return None };
+        let Some(columns) = columns_len(shape.head_dim) else { return None };
         let matrix = if attention { columns } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
-        let lazy = if matches!(p.diversity, Diversity::Mmr(Mmr { lazy: true, .. })) { rows } else { 0 };
+        let lazy = match p.diversity {
+            Diversity::Mmr(Mmr { search: Search::Lazy | Search::Shortlist(_), .. }) => rows,
+            _ => 0,
+        };
         let Some(Some(u32s)) = (match lazy.checked_mul(2) {
             Some(lazy) => Some(lazy.checked_add(rows)),
             None => None,

@@ -280,38 +280,32 @@ fn block_keydiff() {
     }
 }
 
-/// Two presses that are no named method here: their scores, computed by the host, and our selection.
+#[test]
+fn curdkv() {
+    let (worst, tied) = compare("curdkv", 0, &policy("curdkv"), 1e-9, |_, r| kept_of(r));
+    assert!(worst <= 1e-5 && tied == 0, "{worst} {tied}");
+}
+
+/// ChunkKV is no named method here, because it spends a budget of whole chunks: its scores, computed by the host, and our
+/// selection.
 #[test]
 fn scores_a_host_brings() {
     let inputs = Golden::open("kvpress/inputs.safetensors");
     let p = Policy { importance: Importance::Given, ..policy("full") };
-    let check = |name: &str, ratio: &str, l: usize, scores: Vec<f64>, protect: u32| {
-        let mut layer = layer(&inputs, l, 0);
-        layer.given = scores.iter().map(|&s| s as f32).collect();
-        let mask = Golden::open(&format!("kvpress/{name}.safetensors")).bytes(&format!("{ratio}.mask.{l}"));
-        let budget = mask[..T].iter().map(|&m| u32::from(m)).sum();
-        for (kept, mask) in evict(&p.with_sinks(protect), budget, &layer).iter().zip(mask.chunks(T)) {
-            let ours: Vec<u8> = (0..T as u32).map(|i| u8::from(kept.contains(&i))).collect();
-            assert_eq!(ours, mask, "{name} {ratio} layer {l}");
-        }
-    };
+    let gold = Golden::open("kvpress/chunkkv_snapkv.safetensors");
     for (ratio, l) in RATIOS.iter().flat_map(|r| (0..LAYERS).map(move |l| (r, l))) {
-        // CurDKV: shares of the squared norm inside windows of 16, of key times value.
-        let shares = |name: &str| -> Vec<f64> {
-            let rows = inputs.f32s(&format!("{name}.{l}"));
-            let squares: Vec<f64> =
-                rows.chunks_exact(HEAD_DIM).map(|r| r.iter().map(|&x| f64::from(x * x)).sum()).collect();
-            squares.chunks(16).flat_map(|w| w.iter().map(|x| x / w.iter().sum::<f64>())).collect()
-        };
-        let leverage = shares("k").iter().zip(shares("v")).map(|(k, v)| k * v).collect();
-        check("curdkv", ratio, l, leverage, 4);
-
-        // ChunkKV: every entry of a chunk of 10 gets the chunk's mean over entries and heads.
-        let recorded = Golden::open("kvpress/chunkkv_snapkv.safetensors").f32s(&format!("{ratio}.scores.{l}"));
-        let sums: Vec<f64> = (0..T).map(|i| (0..HEADS).map(|h| f64::from(recorded[h * T + i])).sum()).collect();
-        let chunks: Vec<f64> =
-            sums.chunks(10).flat_map(|c| vec![c.iter().sum::<f64>() / c.len() as f64; c.len()]).collect();
-        check("chunkkv_snapkv", ratio, l, chunks.repeat(HEADS), 0);
+        // Every entry of a chunk of 10 gets the chunk's mean over entries and heads.
+        let recorded = gold.f32s(&format!("{ratio}.scores.{l}"));
+        let sums: Vec<f32> = (0..T).map(|i| (0..HEADS).map(|h| recorded[h * T + i]).sum()).collect();
+        let chunks: Vec<f32> =
+            sums.chunks(10).flat_map(|c| vec![c.iter().sum::<f32>() / c.len() as f32; c.len()]).collect();
+        let layer = Layer { given: chunks.repeat(HEADS), ..layer(&inputs, l, 0) };
+        let mask = gold.bytes(&format!("{ratio}.mask.{l}"));
+        let budget = mask[..T].iter().map(|&m| u32::from(m)).sum();
+        for (kept, mask) in evict(&p, budget, &layer).iter().zip(mask.chunks(T)) {
+            let ours: Vec<u8> = (0..T as u32).map(|i| u8::from(kept.contains(&i))).collect();
+            assert_eq!(ours, mask, "{ratio} layer {l}");
+        }
     }
 }
 
@@ -326,5 +320,7 @@ fn parameters() {
     assert_eq!(index["cases"]["criticalkv_snapkv"]["params"]["first_stage_ratio"], 0.5);
     assert_eq!(index["cases"]["adakv_expected"]["params"]["n_future_positions"], 64);
     assert_eq!(index["cases"]["lagkv"]["params"]["lag_size"], 16);
+    assert_eq!(index["cases"]["curdkv"]["params"]["local_window_size"], 16);
+    assert_eq!(index["cases"]["chunkkv_snapkv"]["params"]["chunk_length"], 10);
     assert_eq!(index["cases"]["streamingllm"]["params"]["n_sink"], 4);
 }

@@ -35,7 +35,13 @@ fn check(name: &str, p: &Policy, l: &Layer, base: impl Fn(usize) -> Vec<f64>) {
             let n = l.lens[h] as usize;
             let seed: Vec<usize> = if m.seed_protected { (n - W..n).collect() } else { vec![] };
             let similar = reference::similarity(l, h, W, by_attention);
-            let (mut chosen, margins) = reference::greedy(&base(h), lambda.into(), count, &seed, nearest, similar);
+            let mut base = base(h);
+            if let Search::Shortlist(each) = m.search {
+                let list = reference::top(&base, (each as usize * count).min(base.len()));
+                let listed = |i: usize| list.contains(&(i as u32));
+                base.iter_mut().enumerate().filter(|(i, _)| !listed(*i)).for_each(|(_, s)| *s = f64::NEG_INFINITY);
+            }
+            let (mut chosen, margins) = reference::greedy(&base, lambda.into(), count, &seed, nearest, similar);
             if margins.iter().any(|&m| m < 1e-4) {
                 continue;
             }
@@ -78,6 +84,30 @@ fn similarities_and_signs() {
     }
 }
 
+/// A choice from the best by importance alone is not the whole choice, but the greedy one among them.
+#[test]
+fn shortlists() {
+    let mut differ = false;
+    for l in layers() {
+        for similarity in
+            [Similarity::NearestKey, Similarity::MeanKey, Similarity::NearestAttention, Similarity::MeanAttention]
+        {
+            for (each, seed_protected) in [(1, false), (2, false), (2, true)] {
+                let with = |search| {
+                    mmr(|m| {
+                        m.redundancy = Depth::Constant(-3.0);
+                        (m.similarity, m.seed_protected, m.search) = (similarity, seed_protected, search);
+                    })
+                };
+                let p = with(Search::Shortlist(each));
+                check(&format!("{similarity:?} {each}"), &p, &l, |h| matched(&snapkv(&l, h)));
+                differ |= evict(&p, 17, &l) != evict(&with(Search::All), 17, &l);
+            }
+        }
+    }
+    assert!(differ);
+}
+
 #[test]
 fn dispersion() {
     for l in layers() {
@@ -118,7 +148,7 @@ fn raw_scale() {
     }
 }
 
-/// Weights 0 leave the importance alone; a lazy choice is the same choice.
+/// Weights 0 leave the importance alone; a lazy choice and one from a list of all are the same choice.
 #[test]
 fn equalities() {
     for l in layers() {
@@ -126,14 +156,17 @@ fn equalities() {
         assert_eq!(evict(&mmr(|m| m.redundancy = Depth::Constant(0.0)), 20, &l), evict(&snapkv, 20, &l));
         for similarity in [Similarity::NearestKey, Similarity::NearestAttention] {
             for (lambda, seed_protected) in [(-0.5, false), (-2.0, true), (-30.0, false), (0.0, true)] {
-                let of = |lazy| {
+                let of = |search| {
                     mmr(|m| {
                         m.redundancy = Depth::Constant(lambda);
-                        (m.similarity, m.seed_protected, m.lazy) = (similarity, seed_protected, lazy);
+                        (m.similarity, m.seed_protected, m.search) = (similarity, seed_protected, search);
                     })
                 };
-                for budget in [9, 10, 17, 30] {
-                    assert_eq!(evict(&of(true), budget, &l), evict(&of(false), budget, &l), "{similarity:?} {lambda}");
+                for (budget, search) in
+                    [9, 10, 17, 30].into_iter().flat_map(|b| [(b, Search::Lazy), (b, Search::Shortlist(99))])
+                {
+                    let all = evict(&of(Search::All), budget, &l);
+                    assert_eq!(evict(&of(search), budget, &l), all, "{similarity:?} {lambda} {search:?}");
                 }
             }
         }
@@ -148,8 +181,9 @@ fn equalities() {
 fn refusals() {
     let l = &layers()[0];
     let refused = |p: &Policy| matches!(evict_view(Dispatch::detect(), p, 20, &l.view()), Err(Error::Config(_)));
-    assert!(refused(&mmr(|m| (m.lazy, m.redundancy) = (true, Depth::Constant(0.1)))));
-    assert!(refused(&mmr(|m| (m.lazy, m.similarity) = (true, Similarity::MeanKey))));
+    assert!(refused(&mmr(|m| (m.search, m.redundancy) = (Search::Lazy, Depth::Constant(0.1)))));
+    assert!(refused(&mmr(|m| (m.search, m.similarity) = (Search::Lazy, Similarity::MeanKey))));
+    assert!(refused(&mmr(|m| m.search = Search::Shortlist(0))));
     assert!(refused(&Policy { mix: Mix::HeadRedundancy, ..mmr(|_| {}) }));
     assert!(refused(&Policy { importance: Importance::KeyNorm, ..mmr(|_| {}) }));
 }

@@ -105,6 +105,18 @@ fn references() {
             };
             check(&format!("{reference:?}"), &eco(|g| g.reference = reference), &l, expected);
         };
+        check("farthest first", &eco(|g| g.reference = Reference::FarthestFirst), &l, |h| {
+            let n = l.lens[h] as usize;
+            let e = reference::farthest_first(&reference::keys(&l, h), &(n - 8..n).collect::<Vec<_>>());
+            let rho = 1.0 - reference::mean(&e) / e.iter().copied().fold(0.0, f64::max);
+            reference::ecokv_of(&l, h, WEIGHTS, (8, 8), e, rho, sum)
+        });
+        // Nothing to start from: the mean key. Alone, the first of the traversal are the kept.
+        let alone = Policy {
+            diversity: Diversity::Geometry(Geometry { reference: Reference::FarthestFirst, ..Geometry::new(1.0, 0.0) }),
+            ..policy("manifoldkv")
+        };
+        check("farthest first alone", &alone, &l, |h| reference::farthest_first(&reference::keys(&l, h), &[]));
         check_with(Reference::Window(25), &|_, i| i / 25);
         check_with(Reference::Modality, &|h, i| usize::from(l.tags[l.starts[h] as usize + i]));
     }
@@ -119,6 +131,19 @@ fn combinations_and_scalings() {
             reference::ecokv_of(&l, h, WEIGHTS, (8, 8), g.distances.clone(), g.rho_e, product)
         };
         check("product", &eco(|g| g.combine = Combine::Product), &l, expected);
+        // Ranks of the two metrics under an importance that is not ranked.
+        check_within(0.03, "rank sum", &eco(|g| g.combine = Combine::RankSum), &l, |h| {
+            let g = reference::geometry(&l, h);
+            let m = l.lens[h] as usize - 8;
+            let share = |x: &[f64], i: usize| x[..m].iter().filter(|y| **y < x[i]).count() as f64 / m as f64;
+            let opposite: Vec<f64> = g.cosines.iter().map(|c| -c).collect();
+            let d: Vec<f64> = (0..m).map(|i| sum(share(&g.distances, i), share(&opposite, i))).collect();
+            let a = reference::snapkv(&l, h, 8, m);
+            let importance = reference::with_values(&l, h, &a);
+            let rho = WEIGHTS.0 * g.rho_e + WEIGHTS.1 * g.rho_c;
+            let level = reference::mean(&a) / reference::mean(&d);
+            (0..m).map(|i| rho * d[i] * level + (1.0 - rho) * importance[i]).collect()
+        });
         type Scale = fn(&[f64]) -> Vec<f64>;
         let z: Scale = |x| {
             let m = reference::mean(x);
@@ -171,6 +196,18 @@ fn mixes() {
         let mean = rho.iter().sum::<f64>() / rho.len() as f64;
         let hard = |h: usize| at(f64::from(u8::from(rho[h] >= mean)))(h);
         check("hard", &with(Mix::HardRedundancy { threshold: mean as f32 }), &l, hard);
+        for (diversity, importance) in [(0.2f32, 0.5f32), (1.0, 1.0), (3.0, 0.1)] {
+            let soft = |h: usize| {
+                let (a, b) = ((rho[h] / f64::from(diversity)).exp(), ((1.0 - rho[h]) / f64::from(importance)).exp());
+                at(a / (a + b))(h)
+            };
+            check("soft", &with(Mix::SoftRedundancy { diversity, importance }), &l, soft);
+        }
+        // Cold, it is the hard choice; hot, the mean.
+        let (cut, t) = (mean as f32 - 0.01, 1e-4);
+        let cold = Mix::SoftRedundancy { diversity: t * cut, importance: t * (1.0 - cut) };
+        assert_eq!(evict(&with(cold), 24, &l), evict(&with(Mix::HardRedundancy { threshold: cut }), 24, &l));
+        check("hot", &with(Mix::SoftRedundancy { diversity: 1e6, importance: 1e6 }), &l, at(0.5));
         check("table", &with(Mix::HeadTable), &l, |h| at(l.head_weights[h].into())(h));
         check("weight", &with(Mix::Weight(Depth::Constant(0.25))), &l, at(0.25));
         // Layer 1 of 4, from 0.9 to 0.3.
@@ -208,6 +245,31 @@ fn adakv_paper() {
     }
 }
 
+#[test]
+fn weights_that_add_up_to_1() {
+    let g = Geometry::new(0.6, 0.2).normalised();
+    assert!((g.alpha - 0.75).abs() < 1e-6 && (g.beta - 0.25).abs() < 1e-6);
+    assert_eq!(Geometry::new(0.0, 0.0).normalised(), Geometry::new(0.0, 0.0));
+}
+
+/// Rates of the sequence; the largest remainders are rounded up.
+#[test]
+fn head_rates() {
+    let mut out = [0; 4];
+    from_rates(&[1.0, 0.0, 0.25, 0.5], 10, &mut out).unwrap();
+    assert_eq!(out, [10, 0, 3, 5]); // 2.5 is rounded with the total, 17.5
+    from_rates(&[0.14, 0.16, 0.13, 0.07], 10, &mut out).unwrap();
+    assert_eq!(out, [1, 2, 1, 1]); // of 5, 1 + 1 + 1 + 0 at once, then the remainders .7 and .6
+    assert!(from_rates(&[0.5, 1.1, 0.0, 0.0], 10, &mut out).is_err());
+    assert!(from_rates(&[f32::NAN; 4], 10, &mut out).is_err());
+    assert!(from_rates(&[0.5; 3], 10, &mut out).is_err());
+    let mut heads = [0.0; 2];
+    per_kv_head(&[1.0, 3.0, 0.0, 0.5, 0.0, 1.0], 3, &mut heads).unwrap();
+    assert!((heads[0] - 4.0 / 3.0).abs() < 1e-6 && heads[1] == 0.5);
+    assert!(per_kv_head(&[1.0; 5], 3, &mut heads).is_err());
+    assert!(per_kv_head(&[], 0, &mut heads).is_err());
+}
+
 /// Profiles: the window and an even tenth for all, the rest in proportion; a short head hands its surplus on.
 #[test]
 fn head_tables() {
@@ -216,7 +278,10 @@ fn head_tables() {
     // 100 scored entries: 10 for each, 360 left: 90, 180, 0, 90.
     assert_eq!(out, [132, 222, 42, 132]);
     from_profile(&[1.0, 1.0, 1.0, 0.0], 3, 2, 0.0, &mut out).unwrap();
-    assert_eq!(out.iter().sum::<u32>(), 12); // 4 entries in three equal parts, rounded
+    assert_eq!(out, [4, 3, 3, 2]); // 4 entries in three equal parts: the first of equal remainders
+    // 8 of 1 : 2 : 4 : 3 are 0.8, 1.6, 3.2, 2.4: the remainders .8 and .6 are rounded up.
+    from_profile(&[0.1, 0.2, 0.4, 0.3], 2, 0, 0.0, &mut out).unwrap();
+    assert_eq!(out, [1, 2, 3, 2]);
     assert!(from_profile(&[1.0, f32::NAN, 0.0, 0.0], 3, 2, 0.0, &mut out).is_err());
     assert!(from_profile(&[0.0; 4], 3, 2, 0.0, &mut out).is_err());
     assert!(from_profile(&[1.0; 3], 3, 2, 0.0, &mut out).is_err());

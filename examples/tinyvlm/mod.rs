@@ -35,7 +35,7 @@ pub fn questions() -> Result<Vec<Question>> {
 /// The model. Questions are answered side by side, each on one thread.
 pub fn engine(precision: Precision) -> Result<Engine> {
     let models = root().join("examples/models");
-    let options = EngineOptions { n_threads: 1, precision };
+    let options = EngineOptions { n_threads: 1, precision, ..EngineOptions::default() };
     let (model, mmproj) = (models.join("tinyvlm-q8_0.gguf"), models.join("mmproj-cls-f16.gguf"));
     Ok(Engine::open(&model, Some(&mmproj), options)?)
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::Error;
 use crate::gguf::GgufFile;
-use crate::model::{Decoder, ModelConfig, VisionTower};
+use crate::kernels::Dispatch;
+use crate::model::{Decoder, ImageLimits, ModelConfig, VisionTower};
 use crate::ops::{Compute, Precision};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -17,15 +18,27 @@ pub struct Engine {
     /// Base models have none; only a chat prompt minds.
     pub(crate) template: Result<ChatTemplate, Error>,
     pub(crate) vision: Option<VisionTower>,
+    pub(crate) image_limits: ImageLimits,
 }
 
 /// How an engine computes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Worker threads; 0 means one per core.
     pub n_threads: usize,
     /// Arithmetic of quantised weights.
     pub precision: Precision,
+    /// Instruction set of the kernels; `None` means the best of this CPU.
+    pub dispatch: Option<Dispatch>,
+    /// Repacks the language model's weights for the vector kernels as they are loaded. Otherwise they stay in the file's
+    /// map, shared with other processes, and decoding is slower.
+    pub repack: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { n_threads: 0, precision: Precision::default(), dispatch: None, repack: true }
+    }
 }
 
 impl Engine {
@@ -44,7 +57,7 @@ impl Engine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn new(model: &GgufFile, mmproj: Option<&GgufFile>, options: EngineOptions) -> Result<Engine, Error> {
-        let decoder = Decoder::load(model)?;
+        let mut decoder = Decoder::load(model)?;
         let tokenizer = Tokenizer::from_gguf(model)?;
         if tokenizer.n_tokens() > decoder.config().n_vocab {
             let (tokens, rows) = (tokenizer.n_tokens(), decoder.config().n_vocab);
@@ -55,7 +68,16 @@ impl Engine {
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
-        Ok(Engine { compute, decoder, tokenizer, template, vision })
+        compute.dispatch = options.dispatch.unwrap_or(compute.dispatch);
+        if options.repack {
+            decoder.repack(&compute);
+        }
+        Ok(Engine { compute, decoder, tokenizer, template, vision, image_limits: ImageLimits::default() })
+    }
+
+    /// The same engine, with limits on what each picture of a prompt may cost.
+    pub fn with_image_limits(self, image_limits: ImageLimits) -> Engine {
+        Engine { image_limits, ..self }
     }
 
     /// Hyper-parameters of the language model.

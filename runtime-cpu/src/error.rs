@@ -80,6 +80,37 @@ pub enum Error {
         /// Positions of the context.
         context: usize,
     },
+    /// A session cannot go back that far, or is not that far yet.
+    #[error("cannot go back to position {to}: only to {first} up to {last}")]
+    Rewind {
+        /// Positions to keep.
+        to: usize,
+        /// The fewest that can be kept: what an eviction has chosen among stays.
+        first: usize,
+        /// Positions of the session.
+        last: usize,
+    },
+    /// The CPU does not have the instruction set.
+    #[error("{name:?} is not an instruction set of this CPU, which has {}", available.join(", "))]
+    Dispatch {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: Vec<&'static str>,
+    },
+    /// The element type of the cache cannot hold the model's heads.
+    #[error("a {kv_type} cache needs heads of a multiple of {of} values, and the model's have {head_dim}")]
+    KvType {
+        /// The type.
+        kv_type: &'static str,
+        /// Values of a head.
+        head_dim: usize,
+        /// What it must be a multiple of.
+        of: usize,
+    },
+    /// The caller broke off.
+    #[error("cancelled")]
+    Cancelled,
     /// A route is not usable.
     #[error("{0}")]
     Route(#[from] ecokv_core::RouteError),

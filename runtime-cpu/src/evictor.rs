@@ -9,7 +9,7 @@ use crate::cache::{Kept, SlotRows, Staging};
 use crate::engine::Engine;
 use crate::model::Staged;
 use crate::observe::Observer;
-use crate::session::SessionOptions;
+use crate::session::{Modalities, Modality, SessionOptions};
 
 /// SparseMM's share of the budget that every head gets, whatever its score.
 const EVEN_SHARE: f32 = 0.1;
@@ -21,6 +21,7 @@ pub(crate) struct Plan<'a> {
     pub route: &'a [RouteLayer],
     /// `[n_layers][n_kv_heads]`, or empty.
     pub head_scores: &'a [f32],
+    pub modalities: Modalities,
 }
 
 /// One eviction of a prompt, layer after layer.
@@ -33,11 +34,17 @@ pub(crate) struct Evictor<'a> {
     head_budgets: Vec<u32>,
     /// Whether each position comes from an image.
     images: &'a [bool],
+    /// Flags of positions from text and from images.
+    flags: [u8; 2],
+    /// `[n_kv_heads]`, or empty.
+    image_budgets: Vec<u32>,
     observer: Observer,
     f32s: Vec<f32>,
     u32s: Vec<u32>,
     indices: Vec<u32>,
     counts: Vec<u32>,
+    /// `[n_kv_heads]` Rows at the start of each head that the layer's window has left behind.
+    forgotten: Vec<u32>,
     tags: Vec<u8>,
     slots: SlotRows,
     /// Rows before the eviction.
@@ -72,7 +79,10 @@ impl<'a> Evictor<'a> {
                 core::from_profile(plan.head_scores, e.budget, window, EVEN_SHARE, &mut head_budgets)?;
             }
         }
+        let protected = |kind| if plan.modalities.protect == Some(kind) { tag::PROTECTED } else { 0 };
         Ok(Evictor {
+            flags: [protected(Modality::Text), protected(Modality::Image) | tag::IMAGE],
+            image_budgets: plan.modalities.image_budget.map_or(Vec::new(), |n| vec![n; c.n_kv_heads]),
             engine,
             headroom: plan.options.n_generate.min(plan.options.n_ctx.saturating_sub(seq_len)),
             layers,
@@ -83,6 +93,7 @@ impl<'a> Evictor<'a> {
             u32s: Vec::new(),
             indices: Vec::new(),
             counts: vec![0; c.n_kv_heads],
+            forgotten: vec![0; c.n_kv_heads],
             tags: Vec::new(),
             slots: SlotRows::default(),
             rows_full: 0,
@@ -96,11 +107,13 @@ impl<'a> Evictor<'a> {
     pub fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
         let start = Instant::now();
         let dispatch = self.engine.compute.dispatch;
-        self.rows_full += (0..s.rows.n_kv_heads()).map(|h| s.rows.len(h)).sum::<usize>();
+        self.forget(&s);
+        let visible = |h: usize| self.forgotten[h]..s.rows.len(h) as u32;
+        self.rows_full += (0..s.rows.n_kv_heads()).map(|h| visible(h).len()).sum::<usize>();
         match self.layers.get(s.layer).copied() {
             None => {
-                let rows = &*s.rows;
-                s.cache.fill(dispatch, rows, |h| Kept::All(rows.len(h)), self.headroom, &SlotRows::default());
+                let kept = |h: usize| Kept::Rows(visible(h).collect());
+                s.cache.fill(dispatch, s.rows, kept, self.headroom, &SlotRows::default());
             }
             Some((policy, budget)) => {
                 self.select(&policy, budget, &s)?;
@@ -108,7 +121,11 @@ impl<'a> Evictor<'a> {
                     self.merge(rule, s.rows)?;
                 }
                 let capacity = s.rows.capacity();
-                let kept = |h: usize| Kept::Rows(self.indices[h * capacity..][..self.counts[h] as usize].to_vec());
+                let kept = |h: usize| {
+                    let forgotten = self.forgotten[h];
+                    let kept = &self.indices[h * capacity + forgotten as usize..][..self.counts[h] as usize];
+                    Kept::Rows(kept.iter().map(|i| forgotten + i).collect())
+                };
                 s.cache.fill(dispatch, s.rows, kept, self.headroom, &self.slots);
             }
         }
@@ -116,10 +133,23 @@ impl<'a> Evictor<'a> {
         Ok(())
     }
 
-    /// Fills `indices`, `counts` and `slots` for one layer.
+    /// What the layer's window has left behind is neither kept nor scored.
+    fn forget(&mut self, s: &Staged<'_>) {
+        let window = self.engine.config().windows[s.layer];
+        let next = s.positions.last().map_or(0, |p| p.index as usize + 1);
+        for (h, forgotten) in self.forgotten.iter_mut().enumerate() {
+            let gone = |window: usize| s.rows.positions(h).partition_point(|&p| p as usize + window <= next);
+            *forgotten = window.map_or(0, gone) as u32;
+        }
+    }
+
+    /// Fills `indices`, `counts` and `slots` for one layer, counted from the first row that is not forgotten.
     fn select(&mut self, policy: &Policy, budget: u32, s: &Staged<'_>) -> Result<(), Error> {
         let c = self.engine.config();
-        let (starts, lens) = ranges(s.rows);
+        if c.windows[s.layer].is_some() && matches!(policy.evicted, Evicted::Retain(_)) {
+            return Err(core::Error::Config("a layer with a sliding window takes no slots for evicted entries").into());
+        }
+        let (starts, lens) = self.ranges(s.rows);
         let rows = s.rows.capacity() * c.n_kv_heads;
         let shape = self.shape();
         let size = policy.workspace_len(shape, rows).ok_or(core::Error::Overflow("workspace"))?;
@@ -127,10 +157,17 @@ impl<'a> Evictor<'a> {
         self.u32s.resize(size.u32s, 0);
         self.indices.resize(rows, 0);
         self.tag_images(s.rows);
-        let rope = self.engine.decoder.rope();
+        let rope = self.engine.decoder.rope(s.layer);
         self.observer.record(&self.engine.compute, policy, c, rope, s);
+        // The start of the sequence is protected, not that of a window that has left it behind.
+        let mut policy = *policy;
+        if self.forgotten.iter().any(|&n| n > 0) {
+            policy.protect.sinks = 0;
+        }
+        let policy = &policy;
         let mut observation = self.observer.observation();
         observation.tags = &self.tags;
+        observation.image_budgets = &self.image_budgets;
         if !self.head_budgets.is_empty() {
             observation.head_budgets = &self.head_budgets[s.layer * c.n_kv_heads..][..c.n_kv_heads];
         }
@@ -158,7 +195,9 @@ impl<'a> Evictor<'a> {
             let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
             let kept = core::Kept { indices: &self.indices, counts: &self.counts };
             let SlotRows { keys, values, mass, .. } = &mut self.slots;
-            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, core::Slots { keys, values, mass })?;
+            // No room for moments: a policy that wants them is refused.
+            let slots = core::Slots { keys, values, mass, members: &mut [], moments: None };
+            core::retain_layer(dispatch, policy, budget, &view, workspace, kept, slots)?;
         }
         Ok(())
     }
@@ -170,9 +209,10 @@ impl<'a> Evictor<'a> {
         let size = core::merge_workspace_len(shape, n_rows).ok_or(core::Error::Overflow("workspace"))?;
         self.f32s.resize(size.f32s, 0.0);
         self.u32s.resize(size.u32s, 0);
-        let (starts, lens) = ranges(rows);
+        let (starts, lens) = self.ranges(rows);
+        let attention = self.observer.observation().column_sums;
         let (keys, values) = rows.rows_mut();
-        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [] };
+        let layer = LayerMut { shape, starts: &starts, lens: &lens, keys, values, counts: &mut [], attention };
         let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
         let kept = core::Kept { indices: &self.indices, counts: &self.counts };
         Ok(core::merge_layer(core::Dispatch::detect(), rule, layer, kept, workspace)?)
@@ -184,9 +224,8 @@ impl<'a> Evictor<'a> {
         self.tags.resize(rows.n_kv_heads() * capacity, 0);
         for (h, tags) in self.tags.chunks_exact_mut(capacity).enumerate() {
             for (i, t) in tags.iter_mut().enumerate().take(rows.len(h)) {
-                if self.images.get(rows.position(h, i) as usize) == Some(&true) {
-                    *t = tag::IMAGE;
-                }
+                let image = self.images.get(rows.position(h, i) as usize) == Some(&true);
+                *t = self.flags[usize::from(image)];
             }
         }
     }
@@ -195,10 +234,10 @@ impl<'a> Evictor<'a> {
         let c = self.engine.config();
         LayerShape { n_kv_heads: c.n_kv_heads, group: c.group(), head_dim: c.head_dim }
     }
-}
 
-/// First row and number of rows of each head.
-fn ranges(rows: &Staging) -> (Vec<u32>, Vec<u32>) {
-    let heads = 0..rows.n_kv_heads();
-    (heads.clone().map(|h| (h * rows.capacity()) as u32).collect(), heads.map(|h| rows.len(h) as u32).collect())
+    /// First row and number of rows of each head.
+    fn ranges(&self, rows: &Staging) -> (Vec<u32>, Vec<u32>) {
+        let heads = self.forgotten.iter().enumerate();
+        heads.map(|(h, gone)| ((h * rows.capacity()) as u32 + gone, rows.len(h) as u32 - gone)).unzip()
+    }
 }

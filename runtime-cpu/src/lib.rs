@@ -15,7 +15,7 @@ pub mod quant;
 mod sampler;
 mod session;
 pub mod template;
-mod threads;
+pub mod threads;
 pub mod tokenizer;
 
 pub use ecokv_core::{HeadBudget, LayerBudget, Policy, methods};
@@ -23,7 +23,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::Error;
 pub use prompt::Prompt;
 pub use sampler::{Sampler, Sampling, argmax};
-pub use session::{Eviction, Session, SessionOptions, Stats};
+pub use session::{Eviction, Modalities, Modality, Session, SessionOptions, Stats};
 pub use template::MEDIA_MARKER;
 
 /// Compiles the example of the README.

@@ -39,7 +39,8 @@ impl Observer {
         }
         self.window(c, s);
         if self.needs.column_sums {
-            self.column_sums = attention::column_sums(cx, s.q, s.positions.len(), s.rows, c.attention_scale);
+            self.column_sums =
+                attention::column_sums(cx, s.q, s.positions.len(), s.rows, c.mask(s.layer), c.attention_scale);
         }
         if self.needs.query_mean {
             self.statistics(c, rope, s);
@@ -64,7 +65,9 @@ impl Observer {
 
     fn window(&mut self, c: &ModelConfig, s: &Staged<'_>) {
         let (n, d) = (s.positions.len(), c.head_dim);
-        self.n_queries = self.needs.window_queries.min(n);
+        // A window of one more than the queries reaches them all.
+        let visible = c.windows[s.layer].map_or(n, |window| window - 1);
+        self.n_queries = self.needs.window_queries.min(n).min(visible);
         self.queries.resize(c.n_heads * self.n_queries * d, 0.0);
         let first = n - self.n_queries;
         for (j, queries) in self.queries.chunks_exact_mut((self.n_queries * d).max(1)).enumerate() {
@@ -80,15 +83,19 @@ impl Observer {
         let first = self.sinks.min(n - 1);
         let mut plain = s.q[first * width..].to_vec();
         let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
-        for (q, &position) in plain.chunks_exact_mut(width).zip(&s.positions[first..]) {
-            rope.angles(position, &mut cos, &mut sin);
-            sin.iter_mut().for_each(|v| *v = -*v);
+        // Rotated pairs are longer than plain ones by the magnitude: backwards that is a division.
+        let magnitude = rope.magnitude();
+        for (q, position) in plain.chunks_exact_mut(width).zip(&s.positions[first..]) {
+            rope.angles(position.axes, &mut cos, &mut sin);
+            cos.iter_mut().for_each(|v| *v /= magnitude * magnitude);
+            sin.iter_mut().for_each(|v| *v /= -magnitude * magnitude);
             rope.rotate(q, &cos, &sin);
         }
-        let next = s.positions.iter().max().map_or(0, |p| p + 1);
+        let next = s.positions.iter().flat_map(|p| p.axes).max().map_or(0, |p| p + 1);
         let frequencies: Vec<f32> = rope.frequencies().iter().map(|&f| f as f32).collect();
         mean_rotation(&frequencies, next, N_FUTURE, &mut cos, &mut sin);
-        let pairing = match c.rope_kind {
+        cos.iter_mut().chain(&mut sin).for_each(|v| *v *= magnitude);
+        let pairing = match rope.kind() {
             RopeKind::Interleaved => Pairing::Neighbours,
             RopeKind::Half => Pairing::Halves,
         };

@@ -3,13 +3,15 @@
 use crate::Error;
 use crate::engine::Engine;
 use crate::image::RgbImage;
-use crate::model::ImageEmbedding;
+use crate::model::{ImageCost, ImageEmbedding, ImagePart};
 use crate::template::{MEDIA_MARKER, Message};
+use crate::tokenizer::Tokenizer;
 
 /// A prompt, tokenised and with its images encoded.
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
     pub(crate) chunks: Vec<Chunk>,
+    image_costs: Vec<ImageCost>,
 }
 
 /// A part of a prompt.
@@ -27,9 +29,16 @@ impl Prompt {
     /// [`Error::Prompt`] for images without a projector or markers without images, [`Error::Template`] if the template
     /// fails, [`Error::Image`] for an unusable image.
     pub fn chat(engine: &Engine, text: &str, images: &[RgbImage]) -> Result<Prompt, Error> {
-        let message = Message::with_images("user", text, images.len())?;
-        let rendered = engine.template()?.render(&[message], true)?;
-        Prompt::rendered(engine, &rendered, images)
+        Prompt::messages(engine, &[Message::with_images("user", text, images.len())?], images)
+    }
+
+    /// A conversation under the model's chat template, up to where the assistant's next words begin. `images` are those of
+    /// all messages, in order.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn messages(engine: &Engine, messages: &[Message], images: &[RgbImage]) -> Result<Prompt, Error> {
+        Prompt::rendered(engine, &engine.template()?.render(messages, true)?, images)
     }
 
     /// The text as it is, with the begin token if the file asks for one.
@@ -48,7 +57,7 @@ impl Prompt {
         let n_vocab = engine.config().n_vocab;
         match ids.iter().find(|&&id| id as usize >= n_vocab) {
             Some(id) => Err(Error::Prompt { what: format!("token {id} is not below the vocabulary of {n_vocab}") }),
-            None => Ok(Prompt { chunks: vec![Chunk::Tokens(ids)] }),
+            None => Ok(Prompt { chunks: vec![Chunk::Tokens(ids)], image_costs: Vec::new() }),
         }
     }
 
@@ -60,6 +69,19 @@ impl Prompt {
     /// Positions that the images take.
     pub fn n_image_tokens(&self) -> usize {
         self.chunks.iter().filter(|c| matches!(c, Chunk::Image(_))).map(Chunk::len).sum()
+    }
+
+    /// What each image costs, in order.
+    pub fn image_costs(&self) -> &[ImageCost] {
+        &self.image_costs
+    }
+
+    /// Token ids in order, `None` for the rows of images.
+    pub fn ids(&self) -> impl Iterator<Item = Option<u32>> {
+        self.chunks.iter().flat_map(|chunk| match chunk {
+            Chunk::Tokens(ids) => ids.iter().copied().map(Some).collect(),
+            Chunk::Image(image) => vec![None; image.n_tokens],
+        })
     }
 
     fn rendered(engine: &Engine, text: &str, images: &[RgbImage]) -> Result<Prompt, Error> {
@@ -76,20 +98,33 @@ impl Prompt {
             vision => vision.as_ref(),
         };
         let tokenizer = &engine.tokenizer;
-        let mut chunks = Vec::new();
+        let (mut chunks, mut image_costs) = (Vec::new(), Vec::new());
         if tokenizer.needs_bos(text) {
             chunks.push(Chunk::Tokens(tokenizer.bos().into_iter().collect()));
         }
+        let mut text = String::new();
         for (i, piece) in pieces.iter().enumerate() {
             if let (Some(vision), Some(image)) = (vision, i.checked_sub(1).and_then(|i| images.get(i))) {
-                chunks.push(Chunk::Image(vision.encode(&engine.compute, image)?));
+                image_costs.push(vision.cost(image.width(), image.height(), &engine.image_limits)?);
+                for part in vision.encode(&engine.compute, image, &engine.image_limits)? {
+                    match part {
+                        ImagePart::Text(between) => text += &between,
+                        ImagePart::Special(token) if tokenizer.find_special(&token).is_none() => {
+                            let what = format!("the vocabulary has no token {token}, which belongs to the image");
+                            return Err(Error::Prompt { what });
+                        }
+                        ImagePart::Special(token) => text += &token,
+                        ImagePart::Rows(rows) => {
+                            push_text(tokenizer, &mut chunks, &mut text);
+                            chunks.push(Chunk::Image(rows));
+                        }
+                    }
+                }
             }
-            let ids = tokenizer.encode(piece, false, true);
-            if !ids.is_empty() {
-                chunks.push(Chunk::Tokens(ids));
-            }
+            text += piece;
         }
-        Ok(Prompt { chunks })
+        push_text(tokenizer, &mut chunks, &mut text);
+        Ok(Prompt { chunks, image_costs })
     }
 }
 
@@ -100,6 +135,15 @@ impl Chunk {
             Chunk::Image(image) => image.n_tokens,
         }
     }
+}
+
+/// Tokenises the text gathered between two runs of image rows, in one piece: tokens may span markers.
+fn push_text(tokenizer: &Tokenizer, chunks: &mut Vec<Chunk>, text: &mut String) {
+    let ids = tokenizer.encode(text, false, true);
+    if !ids.is_empty() {
+        chunks.push(Chunk::Tokens(ids));
+    }
+    text.clear();
 }
 
 fn with_markers(text: &str, n_images: usize) -> Result<String, Error> {

@@ -1,5 +1,6 @@
 //! One conversation: prefill, evict, decode. The only file that knows the whole order.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use ecokv_core::{self as core, LayerBudget, Policy, RouteLayer};
@@ -8,7 +9,8 @@ use crate::Error;
 use crate::cache::{KvCache, KvType, LayerCache};
 use crate::engine::Engine;
 use crate::evictor::{Evictor, Plan};
-use crate::model::{DecodeState, Logits};
+use crate::model::{DecodeState, ImageEmbedding, Logits};
+use crate::ops::rope::Position;
 use crate::prompt::{Chunk, Prompt};
 
 /// What a session keeps in its cache.
@@ -33,6 +35,25 @@ pub struct Eviction {
     pub layer_budget: LayerBudget,
     /// Entries kept per KV head, on average over heads and layers, protected ones included.
     pub budget: u32,
+}
+
+/// What a prompt consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modality {
+    /// Text tokens, those around images included.
+    Text,
+    /// Rows of images.
+    Image,
+}
+
+/// How eviction treats the two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modalities {
+    /// Kept whole, whatever the method says. A budget that cannot hold it is an error.
+    pub protect: Option<Modality>,
+    /// Of the budget, the entries that come from images; text gets the rest. In proportion where a head or layer keeps
+    /// more or fewer; what one cannot fill goes to the other. `None` leaves the shares to the method.
+    pub image_budget: Option<u32>,
 }
 
 /// What a session has done so far.
@@ -69,12 +90,17 @@ pub struct Session<'e> {
     cache: KvCache,
     state: DecodeState,
     n_past: usize,
-    /// Whether each position so far came from an image.
+    /// Positions that the last eviction chose among.
+    n_evicted: usize,
+    /// What the next token is rotated by: with M-RoPE a picture advances it by less than the rows it takes.
+    next_axis: u32,
+    /// Whether each position so far came from an image; generated tokens may be missing at the end.
     images: Vec<bool>,
     /// `[n_layers]`, or empty.
     route: Vec<RouteLayer>,
     /// `[n_layers][n_kv_heads]`, or empty.
     head_scores: Vec<f32>,
+    modalities: Modalities,
     stats: Stats,
 }
 
@@ -82,7 +108,8 @@ impl<'e> Session<'e> {
     /// An empty session.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if the context is longer than what the model was trained for.
+    /// [`Error::Prompt`] if the context is longer than what the model was trained for, [`Error::KvType`] if the cache's
+    /// type cannot hold its heads.
     pub fn new(engine: &'e Engine, mut options: SessionOptions) -> Result<Session<'e>, Error> {
         let c = engine.config();
         if options.n_ctx == 0 {
@@ -92,15 +119,19 @@ impl<'e> Session<'e> {
             let what = format!("a context of {} tokens: the model was trained for {}", options.n_ctx, c.n_ctx_train);
             return Err(Error::Prompt { what });
         }
+        options.kv_type.check(c.head_dim)?;
         Ok(Session {
             cache: KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, options.kv_type),
             state: engine.decoder.decode_state(),
             engine,
             options,
             n_past: 0,
+            n_evicted: 0,
+            next_axis: 0,
             images: Vec::new(),
             route: Vec::new(),
             head_scores: Vec::new(),
+            modalities: Modalities::default(),
             stats: Stats::default(),
         })
     }
@@ -131,12 +162,51 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
+    /// How the next evictions treat text and images.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if images are to have more entries than the budget has.
+    pub fn set_modalities(&mut self, modalities: Modalities) -> Result<(), Error> {
+        if let (Some(images), Some(eviction)) = (modalities.image_budget, &self.options.eviction)
+            && images > eviction.budget
+        {
+            let what = format!("{images} entries for images of a budget of {}", eviction.budget);
+            return Err(Error::Prompt { what });
+        }
+        self.modalities = modalities;
+        Ok(())
+    }
+
+    /// Forgets everything but the options, the route, the profile and the modalities.
+    pub fn reset(&mut self) {
+        let c = self.engine.config();
+        self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
+        self.n_past = 0;
+        self.next_axis = 0;
+        self.n_evicted = 0;
+        self.images.clear();
+        self.stats = Stats::default();
+    }
+
     /// Runs a prompt, evicts, and returns the logits after its last token, `[n_vocab]`.
     ///
     /// # Errors
-    /// [`Error::Prompt`] if the prompt is empty, [`Error::ContextFull`], [`Error::Evict`].
+    /// [`Error::Prompt`] if the prompt is empty, [`Error::ContextFull`]: the session is as before. [`Error::Evict`]: the
+    /// session is empty, as after [`reset`](Self::reset).
     pub fn prefill(&mut self, prompt: &Prompt) -> Result<Vec<f32>, Error> {
-        self.run_prompt(prompt, Logits::Last)
+        self.run_prompt(prompt, Logits::Last, &mut |_, _| ControlFlow::Continue(()))
+    }
+
+    /// As [`prefill`](Self::prefill), calling `on_layer` with the layers done and those there are; it may break off.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill); [`Error::Cancelled`] if `on_layer` broke off: the session is empty.
+    pub fn prefill_with(
+        &mut self,
+        prompt: &Prompt,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
+        self.run_prompt(prompt, Logits::Last, on_layer)
     }
 
     /// As [`prefill`](Self::prefill), but returns the logits after every token, `[n][n_vocab]`.
@@ -144,7 +214,7 @@ impl<'e> Session<'e> {
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn prefill_all_logits(&mut self, prompt: &Prompt) -> Result<Vec<f32>, Error> {
-        self.run_prompt(prompt, Logits::All)
+        self.run_prompt(prompt, Logits::All, &mut |_, _| ControlFlow::Continue(()))
     }
 
     /// Runs one token; returns the logits after it, `[n_vocab]`.
@@ -161,11 +231,37 @@ impl<'e> Session<'e> {
         }
         let start = Instant::now();
         let Engine { decoder, compute, .. } = self.engine;
-        let logits = decoder.decode(compute, id, self.n_past as u32, &mut self.cache, &mut self.state);
+        let position = Position { index: self.n_past as u32, axes: [self.next_axis; 3] };
+        let logits = decoder.decode(compute, id, position, &mut self.cache, &mut self.state);
         self.n_past += 1;
+        self.next_axis += 1;
         self.stats.decode += start.elapsed();
         self.stats.decoded_tokens += 1;
         Ok(logits)
+    }
+
+    /// Goes back to the first `n_past` positions and forgets what came after them.
+    ///
+    /// # Errors
+    /// [`Error::Rewind`] if there are fewer positions, or if what would have to come back is gone: an eviction has chosen
+    /// among the positions to be forgotten, a sliding window has moved on, or (with M-RoPE) a picture is among them.
+    pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
+        let c = self.engine.config();
+        let mut first = self.n_evicted;
+        if c.windows.iter().flatten().any(|&window| self.n_past > window) {
+            first = self.n_past;
+        }
+        if c.rope_sections.is_some() {
+            first = first.max(self.images.iter().rposition(|&image| image).map_or(0, |last| last + 1));
+        }
+        if !(first..=self.n_past).contains(&n_past) {
+            return Err(Error::Rewind { to: n_past, first, last: self.n_past });
+        }
+        self.cache.truncate(n_past as u32);
+        self.images.truncate(n_past);
+        self.next_axis -= (self.n_past - n_past) as u32;
+        self.n_past = n_past;
+        Ok(())
     }
 
     /// The cache.
@@ -178,9 +274,40 @@ impl<'e> Session<'e> {
         Stats { kv_bytes: self.cache.bytes(), ..self.stats.clone() }
     }
 
-    fn run_prompt(&mut self, prompt: &Prompt, logits: Logits) -> Result<Vec<f32>, Error> {
-        let start = Instant::now();
-        let c = self.engine.config();
+    /// Positions of a prompt's rows, and what the token after it is rotated by.
+    fn positions(&self, prompt: &Prompt) -> (Vec<Position>, u32) {
+        let m_rope = self.engine.config().rope_sections.is_some();
+        let mut positions = Vec::with_capacity(prompt.n_tokens());
+        let mut next = self.next_axis;
+        for chunk in &prompt.chunks {
+            let index = (self.n_past + positions.len()) as u32;
+            match chunk {
+                Chunk::Image(ImageEmbedding { grid: Some([rows, columns]), .. }) if m_rope => {
+                    let (rows, columns) = (*rows as u32, *columns as u32);
+                    positions.extend(
+                        (0..rows * columns).map(|i| Position {
+                            index: index + i,
+                            axes: [next, next + i / columns, next + i % columns],
+                        }),
+                    );
+                    next += rows.max(columns);
+                }
+                _ => {
+                    let n = chunk.len() as u32;
+                    positions.extend((0..n).map(|i| Position { index: index + i, axes: [next + i; 3] }));
+                    next += n;
+                }
+            }
+        }
+        (positions, next)
+    }
+
+    fn run_prompt(
+        &mut self,
+        prompt: &Prompt,
+        logits: Logits,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
         let n = prompt.n_tokens();
         let (n_ctx, n_generate) = (self.options.n_ctx, self.options.n_generate);
         if n == 0 {
@@ -193,6 +320,22 @@ impl<'e> Session<'e> {
         if self.n_past + n + n_generate.min(1) > n_ctx {
             return Err(Error::ContextFull { prompt: self.n_past + n, generate: n_generate, context: n_ctx });
         }
+        let done = self.run_layers(prompt, logits, on_layer);
+        if done.is_err() {
+            self.reset(); // some layers have the prompt, others do not
+        }
+        done
+    }
+
+    fn run_layers(
+        &mut self,
+        prompt: &Prompt,
+        logits: Logits,
+        on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>, Error> {
+        let start = Instant::now();
+        let c = self.engine.config();
+        let n = prompt.n_tokens();
         let mut x = vec![0.0; n * c.n_embd];
         let mut rest = &mut x[..];
         for chunk in &prompt.chunks {
@@ -203,18 +346,32 @@ impl<'e> Session<'e> {
             }
             rest = after;
         }
-        let positions: Vec<u32> = (self.n_past..self.n_past + n).map(|p| p as u32).collect();
+        let (positions, next_axis) = self.positions(prompt);
+        self.images.resize(self.n_past, false);
         self.images.extend(prompt.chunks.iter().flat_map(|c| vec![matches!(c, Chunk::Image(_)); c.len()]));
-        let plan = Plan { options: &self.options, route: &self.route, head_scores: &self.head_scores };
+        let plan = Plan {
+            options: &self.options,
+            route: &self.route,
+            head_scores: &self.head_scores,
+            modalities: self.modalities,
+        };
         let mut evictor = Evictor::new(self.engine, plan, &self.images)?;
         let Engine { decoder, compute, .. } = self.engine;
-        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| evictor.finish(s))?;
+        let out = decoder.prefill(compute, &mut x, &positions, &mut self.cache, logits, |s| {
+            let done = s.layer + 1;
+            evictor.finish(s)?;
+            if on_layer(done, c.n_layers).is_break() { Err(Error::Cancelled) } else { Ok(()) }
+        })?;
         self.n_past += n;
+        if self.options.eviction.is_some() {
+            self.n_evicted = self.n_past;
+        }
+        self.next_axis = next_axis;
         let s = &mut self.stats;
         s.evict += evictor.elapsed;
         s.prefill += start.elapsed() - evictor.elapsed;
         s.prompt_tokens += n;
-        s.kv_bytes_full = evictor.rows_full * (2 * c.head_dim * self.options.kv_type.bytes() + size_of::<u32>());
+        s.kv_bytes_full = evictor.rows_full * self.options.kv_type.entry_bytes(c.head_dim);
         s.kept = self.cache.layers().iter().map(|l| (0..c.n_kv_heads).map(|h| l.len(h)).collect()).collect();
         s.recent_kept = evictor.recent_kept;
         s.nan_scores += evictor.nan_scores;

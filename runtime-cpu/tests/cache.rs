@@ -110,3 +110,62 @@ fn prefill_attention_equals_float64() {
         }
     }
 }
+
+/// A row through ggml's Q8_0: the largest magnitude of 32 values becomes 127, the scale is rounded to half precision.
+fn through_q8_0(row: &[f32]) -> Vec<f32> {
+    let block = |x: &[f32]| {
+        let max = x.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+        let scale = half::f16::from_f32(max / 127.0).to_f32();
+        x.iter().map(|v| scale * (v * (1.0 / (max / 127.0))).round()).collect::<Vec<_>>()
+    };
+    row.chunks(32).flat_map(block).collect()
+}
+
+#[test]
+fn q8_0_rows_are_read_grow_and_come_back() {
+    let (heads, d, n) = (2, 64, 200);
+    let cx = Compute::new(2).unwrap();
+    let (k, v) = (noise((n + 2) * heads * d, 1), noise((n + 2) * heads * d, 2));
+    let mut staging = Staging::new(heads, d, n + 2);
+    staging.push(&cx, &k[..n * heads * d], &v[..n * heads * d], &(0..n as u32).collect::<Vec<_>>());
+    let mut cache = KvCache::new(1, heads, d, KvType::Q8_0);
+    // No headroom: the first new row makes the layer grow.
+    cache.layer_mut(0).fill(cx.dispatch, &staging, |_| Kept::All(n), 0, &SlotRows::default());
+    let layer = cache.layer_mut(0);
+    for t in n..n + 2 {
+        let new = t * heads * d..(t + 1) * heads * d;
+        layer.push(cx.dispatch, &k[new.clone()], &v[new], t as u32);
+    }
+    let rows = |x: &[f32], h: usize| -> Vec<Vec<f32>> {
+        (0..n + 2).map(|t| through_q8_0(&x[(t * heads + h) * d..][..d])).collect()
+    };
+    let q = noise(heads * GROUP * d, 3);
+    let mut out = vec![0.0; q.len()];
+    attention::decode(&cx, &q, layer, 0.5, &mut DecodeScratch::default(), &mut out);
+    for (j, (q, out)) in q.chunks(d).zip(out.chunks(d)).enumerate() {
+        let (keys, values) = (rows(&k, j / GROUP), rows(&v, j / GROUP));
+        let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let weights: Vec<f64> = keys.iter().map(|k| (0.5 * dot(k)).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for (c, got) in out.iter().enumerate() {
+            let want: f64 = weights.iter().zip(&values).map(|(w, v)| w / sum * f64::from(v[c])).sum();
+            assert!((f64::from(*got) - want).abs() < 1e-6, "head {j}: {got}, {want}");
+        }
+    }
+    // A later prompt reads them back.
+    staging.clear();
+    layer.unload(&mut staging);
+    for h in 0..heads {
+        assert_eq!(staging.keys(h), rows(&k, h).concat());
+        assert_eq!(staging.values(h, 0, n + 2), rows(&v, h).concat());
+    }
+    assert_eq!(cache.bytes(), heads * (n + 2) * (2 * 2 * 34 + 4));
+}
+
+#[test]
+fn q8_0_needs_whole_blocks() {
+    assert!(KvType::Q8_0.check(96).is_ok());
+    assert!(KvType::F16.check(72).is_ok());
+    let error = KvType::Q8_0.check(72).unwrap_err().to_string();
+    assert_eq!(error, "a q8_0 cache needs heads of a multiple of 32 values, and the model's have 72");
+}

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use ecokv::kernels::{Dispatch, KvRows, Q8Rows, WeightRows};
+use ecokv::kernels::{Dispatch, KvRows, Packed, Partial, Q8Block, Q8Rows, Tile, WeightRows};
 use ecokv::quant::{GgmlType, dequantize_row};
+use ecokv::threads::Pool;
 use half::f16;
 use safetensors::SafeTensors;
 
@@ -65,6 +66,8 @@ fn quantised(x: &[f32], two_planes: bool) -> Vec<f32> {
 #[test]
 fn quantised_products_match_float64() {
     // 9 tokens and 37 rows reach every tail of the tiles.
+    let pool = Pool::new(2).unwrap();
+    println!("levels: {}", Dispatch::available().iter().map(|d| d.name()).collect::<Vec<_>>().join(" "));
     for ty in QUANTISED {
         let n_rows = 37;
         let (data, row_bytes, n_cols) = weights(ty, n_rows);
@@ -79,12 +82,23 @@ fn quantised_products_match_float64() {
             let mut q8 = Q8Rows::default();
             q8.resize(n, n_cols, two_planes);
             q8.chunks_mut(n).into_iter().for_each(|to| dispatch.quantize_q8(&x, to));
+            q8.tile(&pool);
             let mut gemv = vec![0.0; n * n_rows];
             for (t, out) in gemv.chunks_mut(n_rows).enumerate() {
                 dispatch.gemv_q8(w, q8.row(t), out);
             }
             let mut gemm = vec![0.0; n * n_rows];
             dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            if dispatch.packs() {
+                // The same panels, kept: all rows, some rows, one token.
+                let packed = Packed::new(w, &pool);
+                let mut all = vec![0.0; n * n_rows];
+                dispatch.gemm_packed(packed.rows(0, n_rows), &q8, 0..n, &mut all);
+                assert_eq!(all, gemm, "{} {}", dispatch.name(), ty.name());
+                let mut some = vec![0.0; 21];
+                dispatch.gemm_packed(packed.rows(16, n_rows), &q8, 8..9, &mut some);
+                assert_eq!(some, gemm[8 * n_rows + 16..], "{} {}", dispatch.name(), ty.name());
+            }
             for t in 0..n {
                 let xt = quantised(&x[t * n_cols..(t + 1) * n_cols], two_planes);
                 for r in 0..n_rows {
@@ -97,10 +111,14 @@ fn quantised_products_match_float64() {
                     }
                 }
             }
-            // A part of the tokens gives the same bits as the whole.
+            // A part of the tokens gives the same bits as the whole, and so do rows without tiles.
             let mut part = vec![0.0; 4 * n_rows];
             dispatch.gemm_q8(w, &q8, 3..7, &mut part);
             assert_eq!(part, gemm[3 * n_rows..7 * n_rows], "{} {}", dispatch.name(), ty.name());
+            q8.resize(n, n_cols, two_planes);
+            let tiled = std::mem::replace(&mut gemm, vec![0.0; n * n_rows]);
+            dispatch.gemm_q8(w, &q8, 0..n, &mut gemm);
+            assert_eq!(tiled, gemm, "{} {}", dispatch.name(), ty.name());
         }
     }
 }
@@ -135,34 +153,65 @@ fn float_products_match_float64() {
     }
 }
 
+/// Softmax of `scores` in float64: maximum, sum of exponentials, weights.
+fn softmax(scores: &[f64]) -> (f64, f64, Vec<f64>) {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exp: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let sum: f64 = exp.iter().sum();
+    (max, sum, exp.iter().map(|e| e / sum).collect())
+}
+
 #[test]
-fn attention_rows_match_float64() {
-    let half = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>();
-    let wide = |x: &[f16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
-    for d in [1, 8, 16, 24, 64, 72, 80, 100, 128] {
-        for group in 1..=7 {
-            let len = 13;
-            let (q, k, v) = (noise(group * d, 1), noise(len * d, 2), noise(len * d, 5));
-            let (k16, v16) = (half(&k), half(&v));
-            for dispatch in Dispatch::available() {
-                for (keys, values, k, v) in [
-                    (KvRows::F32(&k), KvRows::F32(&v), k.clone(), v.clone()),
-                    (KvRows::F16(&k16), KvRows::F16(&v16), wide(&k16), wide(&v16)),
-                ] {
-                    let mut scores = vec![0.0; group * len];
-                    dispatch.dot_rows(&q, keys, d, len, 0.5, &mut scores);
-                    let mut out = vec![0.0; group * d];
-                    dispatch.weighted_rows(&scores, values, d, len, &mut out);
-                    for g in 0..group {
-                        for i in 0..len {
-                            let want = 0.5 * dot64(&q[g * d..(g + 1) * d], &k[i * d..(i + 1) * d]);
-                            assert!((f64::from(scores[g * len + i]) - want).abs() < 1e-5, "{} d {d}", dispatch.name());
-                        }
-                        for c in 0..d {
-                            let column: Vec<f32> = (0..len).map(|i| v[i * d + c]).collect();
-                            let want = dot64(&scores[g * len..(g + 1) * len], &column);
-                            assert!((f64::from(out[g * d + c]) - want).abs() < 2e-5, "{} d {d}", dispatch.name());
-                        }
+fn attention_over_cached_rows_matches_float64() {
+    let blocks = |x: &[f32]| x.as_chunks().0.iter().map(Q8Block::quantize).collect::<Vec<_>>();
+    // Lengths and sizes of head that reach every tail of the blocks and registers.
+    for (d, len) in [1, 8, 24, 64, 72, 100, 128].into_iter().zip([13, 64, 65, 150, 31, 70, 16]) {
+        for group in 1..=9 {
+            // Scores spread over some 15 powers of e, so that the maximum moves between blocks.
+            let q: Vec<f32> = noise(group * d, 1).iter().map(|v| 4.0 * v).collect();
+            let (k, v) = (noise(len * d, 2), noise(len * d, 5));
+            let [k16, v16] = [&k, &v].map(|x| x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>());
+            let [k8, v8] = [&k, &v].map(|x| blocks(x));
+            let wide = |x: &[f16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            let expand = |x: &[Q8Block]| x.iter().flat_map(Q8Block::dequantize).collect::<Vec<_>>();
+            let mut kinds = vec![
+                (KvRows::F32(&k), KvRows::F32(&v), k.clone(), v.clone()),
+                (KvRows::F16(&k16), KvRows::F16(&v16), wide(&k16), wide(&v16)),
+            ];
+            if d % 32 == 0 {
+                kinds.push((KvRows::Q8_0(&k8), KvRows::Q8_0(&v8), expand(&k8), expand(&v8)));
+            }
+            let bias = [0.5, -2.0, f32::NEG_INFINITY];
+            for (dispatch, (keys, values, k, v)) in
+                Dispatch::available().iter().flat_map(|d| kinds.iter().map(move |k| (d, k)))
+            {
+                let mut scores = vec![0.0; group * len];
+                dispatch.dot_rows(&q, *keys, d, len, 0.5, &mut scores);
+                let (mut max, mut sum, mut out) = (vec![0.0; group], vec![0.0; group], vec![0.0; group * d]);
+                let part = Partial { max: &mut max, sum: &mut sum, values: &mut out };
+                dispatch.attend_rows(&q, *keys, *values, d, len, 0.5, &bias, part);
+                for g in 0..group {
+                    let name = dispatch.name();
+                    let mut want: Vec<f64> = k.chunks(d).map(|k| 0.5 * dot64(&q[g * d..(g + 1) * d], k)).collect();
+                    for (got, want) in scores[g * len..].iter().zip(&want) {
+                        assert!((f64::from(*got) - want).abs() < 2e-5, "{name} d {d} group {group}: {got}, {want}");
+                    }
+                    want.iter_mut().zip(bias).for_each(|(s, b)| *s += f64::from(b));
+                    let (want_max, want_sum, p) = softmax(&want);
+                    assert!(
+                        (f64::from(max[g]) - want_max).abs() < 2e-5,
+                        "{name} d {d} group {group}: maximum {}",
+                        max[g]
+                    );
+                    assert!(
+                        (f64::from(sum[g]) / want_sum - 1.0).abs() < 2e-5,
+                        "{name} d {d}: sum {}, {want_sum}",
+                        sum[g]
+                    );
+                    for c in 0..d {
+                        let want: f64 = p.iter().zip(v.chunks(d)).map(|(p, v)| p * f64::from(v[c])).sum();
+                        let got = f64::from(out[g * d + c] / sum[g]);
+                        assert!((got - want).abs() < 1e-5, "{name} d {d} group {group}: {got}, {want}");
                     }
                 }
             }
@@ -171,24 +220,102 @@ fn attention_rows_match_float64() {
 }
 
 #[test]
-fn exponentials_match_float64() {
-    for dispatch in Dispatch::available() {
-        for n in [1, 15, 16, 17, 64, 100] {
-            let x: Vec<f32> = noise(n, 8).iter().map(|v| 40.0 * v).collect();
-            let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut e = x.clone();
-            let (m, sum) = dispatch.exp_max_sum(&mut e, f32::NEG_INFINITY);
-            assert_eq!(m, max);
-            let want: Vec<f64> = x.iter().map(|&v| (f64::from(v) - f64::from(max)).exp()).collect();
-            for (got, want) in e.iter().zip(&want) {
-                // The argument itself is rounded to f32 first: 80 * 2^-24.
-                assert!((f64::from(*got) - want).abs() <= 6e-6 * want + 1e-37, "{} {got} {want}", dispatch.name());
+fn attention_of_a_tile_matches_float64() {
+    // Sizes that reach every tail; queries that see everything, causal ones, and windows of 37 rows.
+    for d in [1, 8, 24, 64, 72, 80, 100, 128] {
+        for (n, len, window) in [(1, 1, 500), (5, 20, 500), (16, 200, 500), (17, 33, 37), (47, 130, 37), (48, 200, 500)]
+        {
+            let q: Vec<f32> = noise(n * d, 1).iter().map(|v| 4.0 * v).collect();
+            let (k, v) = (noise(len * d, 2), noise(len * d, 3));
+            for causal in [false, true] {
+                let seen = |r: usize| match causal {
+                    true => (len - n.min(len) + r.min(len - 1) + 1).min(len),
+                    false => len,
+                };
+                let seen = |r: usize| seen(r).saturating_sub(window)..seen(r);
+                let queries = || (0..n).map(|r| (&q[r * d..(r + 1) * d], seen(r)));
+                for dispatch in Dispatch::available() {
+                    let mut tile = Tile::default();
+                    let mut out = vec![0.0; d];
+                    let mut sums = vec![0.5; len];
+                    // What the tile held before leaves no trace.
+                    tile.load(d, 1.0, (0..48).map(|_| (&k[..d], 0..len)));
+                    dispatch.attend_tile(&mut tile, &k, &v);
+                    tile.load(d, 0.5, queries());
+                    dispatch.tile_column_sums(&mut tile, &k, &mut sums);
+                    tile.load(d, 0.5, queries());
+                    dispatch.attend_tile(&mut tile, &k, &v);
+                    let mut want_sums = vec![0.5; len];
+                    for (r, (q, seen)) in queries().enumerate() {
+                        let scores: Vec<f64> = seen.clone().map(|i| 0.5 * dot64(q, &k[i * d..(i + 1) * d])).collect();
+                        let (_, _, p) = softmax(&scores);
+                        want_sums[seen.clone()].iter_mut().zip(&p).for_each(|(s, p)| *s += p);
+                        tile.store(r, &mut out);
+                        for (c, got) in out.iter().enumerate() {
+                            let want: f64 = seen.clone().zip(&p).map(|(i, p)| p * f64::from(v[i * d + c])).sum();
+                            let name = dispatch.name();
+                            assert!(
+                                (f64::from(*got) - want).abs() < 1e-5,
+                                "{name} d {d} n {n} query {r}: {got}, {want}"
+                            );
+                        }
+                    }
+                    for (got, want) in sums.iter().zip(want_sums) {
+                        assert!(
+                            (f64::from(*got) - want).abs() < 1e-4,
+                            "{} d {d} n {n}: {got}, {want}",
+                            dispatch.name()
+                        );
+                    }
+                }
             }
-            assert!((f64::from(sum) / want.iter().sum::<f64>() - 1.0).abs() < 1e-5);
         }
-        let mut masked = [f32::NEG_INFINITY; 20];
-        assert_eq!(dispatch.exp_max_sum(&mut masked, f32::NEG_INFINITY), (f32::NEG_INFINITY, 0.0));
-        assert_eq!(masked, [0.0; 20]);
+    }
+}
+
+#[test]
+fn attention_stands_extreme_scores() {
+    // Differences beyond the range of the exponential, and rows that no query may see.
+    let (d, len) = (8, 70);
+    for dispatch in Dispatch::available() {
+        let mut k = vec![0.0; len * d];
+        k[40 * d] = 1e6;
+        let v: Vec<f32> = (0..len * d).map(|i| (i / d) as f32).collect();
+        let q = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let (mut max, mut sum, mut out) = ([0.0], [0.0], [0.0; 8]);
+        let mut attend = |bias: &[f32]| {
+            let part = Partial { max: &mut max, sum: &mut sum, values: &mut out };
+            dispatch.attend_rows(&q, KvRows::F32(&k), KvRows::F32(&v), d, len, 1.0, bias, part);
+            (max[0], sum[0], out)
+        };
+        assert_eq!(attend(&[]), (1e6, 1.0, [40.0; 8]));
+        assert_eq!(attend(&vec![f32::NEG_INFINITY; len]), (f32::NEG_INFINITY, 0.0, [0.0; 8]));
+        let mut tile = Tile::default();
+        tile.load(d, -1.0, [(&q[..], 0..len), (&q[..], 38..43), (&q[..], 40..41)].into_iter());
+        dispatch.attend_tile(&mut tile, &k, &v);
+        for (r, want) in [(0, 34.5 - 5.5 / 69.0), (1, 40.0), (2, 40.0)] {
+            tile.store(r, &mut out);
+            // Without row 40: the mean of the others.
+            assert!((out[0] - want).abs() < 1e-4, "{} query {r}: {}", dispatch.name(), out[0]);
+        }
+    }
+}
+
+#[test]
+fn q8_blocks_are_those_of_ggml() {
+    let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/quants.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: &str| -> Vec<f32> {
+        file.tensor(name).unwrap().data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let raw = file.tensor("Q8_0.raw").unwrap();
+    let (x, values) = (floats("x"), floats("Q8_0.deq"));
+    let blocks = x.as_chunks::<32>().0.iter().zip(raw.data().as_chunks::<34>().0).zip(values.as_chunks::<32>().0);
+    for ((x, raw), values) in blocks {
+        let block = Q8Block::quantize(x);
+        assert_eq!(block.d.to_le_bytes(), raw[..2]);
+        assert_eq!(block.q.map(|q| q as u8), raw[2..]);
+        assert_eq!(block.dequantize(), *values);
     }
 }
 

@@ -1,76 +1,31 @@
 //! Whole models against transformers in float32 (and kvpress for eviction): tiny random weights, recorded outputs.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+#[path = "../../examples/golden/mod.rs"]
+mod golden;
 
 use ecokv::cache::{Kept, KvCache, KvType, SlotRows};
 use ecokv::gguf::GgufFile;
-use ecokv::image::RgbImage;
 use ecokv::model::{Decoder, Logits};
-use ecokv::ops::attention::column_sums;
+use ecokv::ops::attention::{Mask, column_sums};
+use ecokv::ops::rope::Position;
 use ecokv::ops::{Compute, Precision};
 use ecokv::{Engine, EngineOptions, Eviction, Prompt, Session, SessionOptions, argmax};
 use ecokv_core::{LayerBudget, Policy, methods};
-use safetensors::SafeTensors;
+use golden::{Golden, interleaved, relative, testdata};
 
 /// Largest relative error of a float32 language model.
 const LM: f32 = 1e-5;
 /// The same with a vision tower in front, or on dequantised weights.
 const VISION: f32 = 1e-4;
 
-struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
-
-impl Golden {
-    fn load(path: &str) -> Golden {
-        let bytes = std::fs::read(testdata(path)).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let values = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
-            let d = view.data();
-            match view.dtype() {
-                safetensors::Dtype::F32 => d.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
-                safetensors::Dtype::I32 => {
-                    d.chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()) as f32).collect()
-                }
-                safetensors::Dtype::U8 => d.iter().map(|&b| f32::from(b)).collect(),
-                other => panic!("{other:?}"),
-            }
-        };
-        Golden(file.tensors().into_iter().map(|(k, v)| (k, (v.shape().to_vec(), values(&v)))).collect())
-    }
-
-    fn get(&self, name: &str) -> &[f32] {
-        &self.0[name].1
-    }
-
-    fn ids(&self, name: &str) -> Vec<u32> {
-        self.get(name).iter().map(|&v| v as u32).collect()
-    }
-}
-
-fn testdata(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(path)
-}
-
-/// Largest difference over the largest value.
-fn relative(got: &[f32], want: &[f32]) -> f32 {
-    assert_eq!(got.len(), want.len());
-    let largest = want.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-    got.iter().zip(want).fold(0.0_f32, |m, (g, w)| m.max((g - w).abs())) / largest
-}
-
 fn engine(model: &str, mmproj: Option<&str>, n_threads: usize) -> Engine {
     let mmproj = mmproj.map(testdata);
-    let options = EngineOptions { n_threads, precision: Precision::Float };
+    let options = EngineOptions { n_threads, precision: Precision::Float, ..EngineOptions::default() };
     Engine::open(&testdata(model), mmproj.as_deref(), options).unwrap()
 }
 
 fn options(kv_type: KvType, eviction: Option<Eviction>) -> SessionOptions {
     SessionOptions { n_ctx: 0, n_generate: 16, kv_type, eviction }
-}
-
-/// Channels in the file's order: the converter interleaves the halves of each key.
-fn interleaved(rows: &[f32], d: usize) -> Vec<f32> {
-    rows.chunks(d).flat_map(|r| (0..d).map(|c| r[c / 2 + (c % 2) * d / 2])).collect()
 }
 
 #[test]
@@ -85,7 +40,7 @@ fn language_models_match_transformers() {
         let mut x = vec![0.0; ids.len() * c.n_embd];
         decoder.embed(&ids, &mut x);
         let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
-        let positions: Vec<u32> = (0..ids.len() as u32).collect();
+        let positions: Vec<Position> = (0..ids.len() as u32).map(Position::text).collect();
         let logits = decoder
             .prefill(&cx, &mut x, &positions, &mut cache, Logits::All, |s| {
                 let rows = |all: &[f32]| -> Vec<f32> {
@@ -99,7 +54,7 @@ fn language_models_match_transformers() {
                 assert!(error < LM, "{name} layer {} values: {error}", s.layer);
                 // The recorded attention, [n_heads][n][n], summed over queries and over the group.
                 let (n, attention) = (ids.len(), golden.get(&format!("attn.{}", s.layer)));
-                let sums = column_sums(&cx, s.q, n, s.rows, c.attention_scale);
+                let sums = column_sums(&cx, s.q, n, s.rows, Mask::Causal, c.attention_scale);
                 for (h, heads) in attention.chunks(c.group() * n * n).enumerate() {
                     let mut want = vec![0.0; n];
                     heads.chunks(n).for_each(|row| want.iter_mut().zip(row).for_each(|(w, a)| *w += a));
@@ -118,7 +73,7 @@ fn language_models_match_transformers() {
         let mut last = logits[(ids.len() - 1) * c.n_vocab..].to_vec();
         for (step, (want, &id)) in golden.get("gen_logits").chunks(c.n_vocab).zip(&golden.ids("gen_ids")).enumerate() {
             assert_eq!(argmax(&last), id, "{name} step {step}");
-            last = decoder.decode(&cx, id, (ids.len() + step) as u32, &mut cache, &mut state).to_vec();
+            last = decoder.decode(&cx, id, Position::text((ids.len() + step) as u32), &mut cache, &mut state).to_vec();
             let error = relative(&last, want);
             assert!(error < LM, "{name} step {step}: {error}");
         }
@@ -131,7 +86,7 @@ fn every_block_format_in_one_model_matches_float_arithmetic() {
     let want = golden.get("logits_dequant");
     let ids = golden.ids("input_ids");
     let run = |precision| {
-        let options_ = EngineOptions { n_threads: 2, precision };
+        let options_ = EngineOptions { n_threads: 2, precision, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F32, None)).unwrap();
         session.prefill_all_logits(&Prompt::tokens(&engine, ids.clone()).unwrap()).unwrap()
@@ -150,35 +105,6 @@ fn every_block_format_in_one_model_matches_float_arithmetic() {
     let n_vocab = int8.len() / ids.len();
     let agree = int8.chunks(n_vocab).zip(want.chunks(n_vocab)).filter(|(a, b)| argmax(a) == argmax(b)).count();
     assert!(agree + 2 >= ids.len(), "{agree} of {} argmaxes", ids.len());
-}
-
-#[test]
-fn llava_answers_like_transformers() {
-    let golden = Golden::load("models/llava15/golden.safetensors");
-    let engine = engine("models/llava15/model-f32.gguf", Some("models/llava15/mmproj-f32.gguf"), 2);
-    let pixels = golden.get("image").iter().map(|&v| v as u8).collect();
-    let image = RgbImage::from_rgb(32, 32, pixels).unwrap();
-    let embedding = engine.vision().unwrap().encode(engine.compute(), &image).unwrap();
-    let error = relative(&embedding.data, golden.get("image_embeds"));
-    println!("llava15 image embeddings: {error:.1e}");
-    assert!(error < VISION, "image embeddings: {error}");
-    let text = "USER: <__media__>\nWhat is in the image? ASSISTANT:";
-    let prompt = Prompt::raw(&engine, text, &[image]).unwrap();
-    assert_eq!(prompt.n_image_tokens(), 16);
-    assert_eq!(prompt.n_tokens(), golden.ids("input_ids").len());
-    let mut session = Session::new(&engine, options(KvType::F32, None)).unwrap();
-    let logits = session.prefill_all_logits(&prompt).unwrap();
-    let error = relative(&logits, golden.get("logits"));
-    println!("llava15 logits: {error:.1e}");
-    assert!(error < VISION, "logits: {error}");
-    let n_vocab = engine.config().n_vocab;
-    let mut last = logits[logits.len() - n_vocab..].to_vec();
-    for (step, (want, &id)) in golden.get("gen_logits").chunks(n_vocab).zip(&golden.ids("gen_ids")).enumerate() {
-        assert_eq!(argmax(&last), id, "step {step}");
-        last = session.decode(id).unwrap().to_vec();
-        let error = relative(&last, want);
-        assert!(error < VISION, "step {step}: {error}");
-    }
 }
 
 /// kvpress's eviction of 60 % of a prompt of 120 tokens, then 12 forced tokens at their original positions.
@@ -241,7 +167,7 @@ impl Replay<'_> {
         let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
         let mut x = vec![0.0; self.ids.len() * c.n_embd];
         decoder.embed(self.ids, &mut x);
-        let positions: Vec<u32> = (0..self.ids.len() as u32).collect();
+        let positions: Vec<Position> = (0..self.ids.len() as u32).map(Position::text).collect();
         let logits = decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::Last, |s| {
             s.cache.fill(cx.dispatch, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4, &SlotRows::default());
             Ok(())
@@ -251,7 +177,7 @@ impl Replay<'_> {
         for (step, (&id, want)) in
             self.golden.ids("forced").iter().zip(self.golden.get("step_logits").chunks(c.n_vocab)).enumerate()
         {
-            let position = (self.ids.len() + step) as u32;
+            let position = Position::text((self.ids.len() + step) as u32);
             worst = worst.max(relative(decoder.decode(&cx, id, position, &mut cache, &mut state), want));
         }
         worst
@@ -307,7 +233,7 @@ fn a_budget_that_holds_everything_changes_nothing() {
 fn threads_do_not_change_a_bit() {
     let golden = Golden::load("models/llama-mixedq/golden.safetensors");
     let run = |n_threads| {
-        let options_ = EngineOptions { n_threads, precision: Precision::Int8 };
+        let options_ = EngineOptions { n_threads, precision: Precision::Int8, ..EngineOptions::default() };
         let engine = Engine::open(&testdata("models/llama-mixedq/model.gguf"), None, options_).unwrap();
         let mut session = Session::new(&engine, options(KvType::F16, None)).unwrap();
         let prompt = Prompt::tokens(&engine, golden.ids("input_ids")).unwrap();

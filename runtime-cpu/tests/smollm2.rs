@@ -258,7 +258,7 @@ fn mean_nll(logits: &[f32], ids: &[u32]) -> f64 {
 }
 
 fn open(model: &Path, precision: Precision, n_threads: usize) -> Result<Engine, Failed> {
-    Ok(Engine::open(model, None, EngineOptions { n_threads, precision })?)
+    Ok(Engine::open(model, None, EngineOptions { n_threads, precision, ..EngineOptions::default() })?)
 }
 
 fn options(kv_type: KvType, eviction: Option<Eviction>, n_generate: usize) -> SessionOptions {

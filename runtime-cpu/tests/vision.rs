@@ -1,29 +1,33 @@
 //! The vision tower against transformers, against a plain f64 implementation, and with files it must refuse.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+#[path = "../../examples/golden/mod.rs"]
+mod golden;
+mod mmproj_file;
 
 use ecokv::Error;
-use ecokv::gguf::{GgufFile, Value};
-use ecokv::image::{Fit, Pixels, RgbImage};
-use ecokv::model::VisionTower;
+use ecokv::gguf::Value;
+use ecokv::image::{Fit, Pixels};
+use ecokv::model::{ImageLimits, ImagePart, VisionTower};
 use ecokv::ops::Compute;
 use ecokv::quant::GgmlType;
-use safetensors::SafeTensors;
+use golden::Golden;
+use mmproj_file::Mmproj;
 
 const N_EMBD_TEXT: usize = 64;
 
 #[test]
 fn image_embeddings_match_transformers() {
-    let golden = Golden::open();
-    let tower = VisionTower::load(&Mmproj::llava15().build(), N_EMBD_TEXT).unwrap();
+    let golden = recorded();
+    let tower = VisionTower::load(&llava15().build(), N_EMBD_TEXT).unwrap();
     let pixels = tower.preprocess(&golden.image("image"), Fit::Crop).unwrap();
-    assert_eq!(pixels.data, golden.f32("pixel_values"));
+    assert_eq!(pixels.data, golden.get("pixel_values"));
 
     for n_threads in [1, 3] {
-        let embedding = tower.encode(&Compute::new(n_threads).unwrap(), &golden.image("image")).unwrap();
+        let parts =
+            tower.encode(&Compute::new(n_threads).unwrap(), &golden.image("image"), &ImageLimits::default()).unwrap();
+        let [ImagePart::Rows(embedding)] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!(embedding.n_tokens, 16);
-        let worst = relative_error(&embedding.data, &golden.f32("image_embeds"));
+        let worst = relative_error(&embedding.data, golden.get("image_embeds"));
         println!("image_embeds, {n_threads} threads: worst error {worst:.1e}");
         assert!(worst < 1e-5, "{worst}");
     }
@@ -31,14 +35,14 @@ fn image_embeddings_match_transformers() {
 
 #[test]
 fn every_layer_matches_transformers() {
-    let golden = Golden::open();
-    let pixels = Pixels { width: 32, height: 32, data: golden.f32("pixel_values") };
+    let golden = recorded();
+    let pixels = Pixels { width: 32, height: 32, data: golden.get("pixel_values").to_vec() };
     for layer in 0..=3 {
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         file.set("clip.vision.feature_layer", Value::Ints(vec![layer]));
         let features = VisionTower::load(&file.build(), N_EMBD_TEXT).unwrap().features(&compute(), &pixels).unwrap();
         // The golden has the class row in front.
-        let worst = relative_error(&features, &golden.f32(&format!("vit_hidden.{layer}"))[48..]);
+        let worst = relative_error(&features, &golden.get(&format!("vit_hidden.{layer}"))[48..]);
         println!("features after {layer} layers: worst error {worst:.1e}");
         assert!(worst < 1e-5, "layer {layer}: {worst}");
     }
@@ -47,25 +51,27 @@ fn every_layer_matches_transformers() {
 /// The golden file has the names of old converters, `ffn_down` for the first matrix.
 #[test]
 fn either_naming_of_the_feed_forward_matrices_gives_the_same() {
-    let mut renamed = Mmproj::llava15();
+    let mut renamed = llava15();
     for t in &mut renamed.tensors {
         t.name = match t.name.split_once("ffn_down") {
             Some((before, after)) => format!("{before}ffn_up{after}"),
             None => t.name.replace("ffn_up", "ffn_down"),
         };
     }
-    let image = Golden::open().image("wide_image");
-    let encode = |file: &Mmproj| VisionTower::load(&file.build(), N_EMBD_TEXT).unwrap().encode(&compute(), &image);
-    assert_eq!(encode(&renamed).unwrap(), encode(&Mmproj::llava15()).unwrap());
+    let image = recorded().image("wide_image");
+    let encode = |file: &Mmproj| {
+        VisionTower::load(&file.build(), N_EMBD_TEXT).unwrap().encode(&compute(), &image, &ImageLimits::default())
+    };
+    assert_eq!(encode(&renamed).unwrap(), encode(&llava15()).unwrap());
 }
 
 /// Each combination of class token, pre-norm and activation, with the padded wide picture.
 #[test]
 fn variants_match_the_plain_implementation() {
-    let golden = Golden::open();
+    let golden = recorded();
     for activation in ["", "clip.use_gelu", "clip.use_silu"] {
         for (class, pre_ln) in [(true, true), (false, true), (true, false), (false, false)] {
-            let mut file = Mmproj::llava15();
+            let mut file = llava15();
             file.set("clip.use_gelu", Value::Bool(false));
             if !activation.is_empty() {
                 file.set(activation, Value::Bool(true));
@@ -92,9 +98,9 @@ fn variants_match_the_plain_implementation() {
 /// Head sizes 48, 24, 12, 3 and 1, of which the kernels like none.
 #[test]
 fn any_head_size_matches_the_plain_implementation() {
-    let pixels = Pixels { width: 32, height: 32, data: Golden::open().f32("pixel_values") };
+    let pixels = Pixels { width: 32, height: 32, data: recorded().get("pixel_values").to_vec() };
     for n_heads in [1, 2, 4, 16, 48] {
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         file.set("clip.vision.attention.head_count", Value::Int(n_heads));
         let gguf = file.build();
         let got = VisionTower::load(&gguf, N_EMBD_TEXT).unwrap().encode_pixels(&compute(), &pixels).unwrap();
@@ -106,8 +112,8 @@ fn any_head_size_matches_the_plain_implementation() {
 /// As almost all files have them: matrices, patch kernel and positions in half precision.
 #[test]
 fn half_precision_weights_match_the_plain_implementation() {
-    let pixels = Pixels { width: 32, height: 32, data: Golden::open().f32("pixel_values") };
-    let mut file = Mmproj::llava15();
+    let pixels = Pixels { width: 32, height: 32, data: recorded().get("pixel_values").to_vec() };
+    let mut file = llava15();
     for t in file.tensors.iter_mut().filter(|t| t.dims.len() > 1) {
         let values = t.data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
         t.data = values.flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect();
@@ -122,7 +128,7 @@ fn half_precision_weights_match_the_plain_implementation() {
 /// The first LLaVA files do not name their projector.
 #[test]
 fn an_unnamed_projector_of_a_llava_file_is_the_mlp() {
-    let mut file = Mmproj::llava15();
+    let mut file = llava15();
     file.keys.remove("clip.projector_type");
     assert!(VisionTower::load(&file.build(), N_EMBD_TEXT).is_ok());
     file.keys.remove("clip.has_llava_projector");
@@ -131,7 +137,7 @@ fn an_unnamed_projector_of_a_llava_file_is_the_mlp() {
 
 #[test]
 fn pixels_of_another_size_are_refused() {
-    let tower = VisionTower::load(&Mmproj::llava15().build(), N_EMBD_TEXT).unwrap();
+    let tower = VisionTower::load(&llava15().build(), N_EMBD_TEXT).unwrap();
     for (width, height, len) in [(31, 32, 3 * 31 * 32), (32, 32, 5), (0, 0, 0)] {
         let error = tower.encode_pixels(&compute(), &Pixels { width, height, data: vec![0.0; len] }).unwrap_err();
         let expected = format!("image: {width}x{height} pixels with {len} values, the tower takes 32x32 with 3 each");
@@ -141,7 +147,7 @@ fn pixels_of_another_size_are_refused() {
 
 #[test]
 fn a_language_model_of_another_width_is_refused() {
-    let error = VisionTower::load(&Mmproj::llava15().build(), 4096).err().unwrap().to_string();
+    let error = VisionTower::load(&llava15().build(), 4096).err().unwrap().to_string();
     assert!(error.contains("mm.2.weight") && error.contains("width 64") && error.contains("takes 4096"), "{error}");
 }
 
@@ -152,7 +158,15 @@ fn bad_metadata_is_refused_by_key() {
         ("clip.has_vision_encoder", Value::Bool(false), "no vision tower"),
         ("clip.projector_type", Value::Str("ldpv2".into()), "\"ldpv2\" is not supported"),
         ("clip.projector_type", Value::Int(3), "3 is not a string"),
-        ("clip.vision.image_grid_pinpoints", Value::Ints(vec![32, 64]), "tiles"),
+        ("clip.vision.image_grid_pinpoints", Value::Ints(vec![32, 64, 32]), "3 values, expected pairs"),
+        ("clip.vision.image_grid_pinpoints", Value::Ints(vec![]), "0 values, expected pairs"),
+        ("clip.vision.image_grid_pinpoints", Value::Ints(vec![32, 48]), "32x48, expected multiples of 32 up to 4096"),
+        ("clip.vision.image_grid_pinpoints", Value::Ints(vec![0, 32]), "0x32, expected multiples of 32 up to 4096"),
+        (
+            "clip.vision.image_grid_pinpoints",
+            Value::Ints(vec![32, 8192]),
+            "32x8192, expected multiples of 32 up to 4096",
+        ),
         ("clip.vision.image_size", Value::Int(0), "0, expected at least 1"),
         ("clip.vision.image_size", Value::Int(-32), "-32 is not"),
         ("clip.vision.patch_size", Value::Int(0), "0, expected at least 1"),
@@ -172,14 +186,14 @@ fn bad_metadata_is_refused_by_key() {
         ("clip.use_silu", Value::Str("yes".into()), "is not a boolean"),
     ];
     for (key, value, message) in cases {
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         file.set(key, value.clone());
         assert_refused(&file, &[key, message]);
     }
-    let mut file = Mmproj::llava15();
+    let mut file = llava15();
     file.set("clip.vision.image_std", Value::Floats(vec![0.5, 0.0, 0.5]));
     assert_refused(&file, &["clip.vision.image_", "0.0"]);
-    file = Mmproj::llava15();
+    file = llava15();
     file.set("clip.use_gelu", Value::Bool(true));
     file.set("clip.use_silu", Value::Bool(true));
     assert_refused(&file, &["clip.use_silu", "clip.use_gelu"]);
@@ -198,7 +212,7 @@ fn missing_keys_are_named() {
         "clip.vision.image_mean",
         "clip.vision.image_std",
     ] {
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         assert!(file.keys.remove(key).is_some());
         assert_refused(&file, &[key, "missing"]);
     }
@@ -218,11 +232,11 @@ fn sizes_that_contradict_the_tensors_are_refused() {
         ("clip.vision.block_count", 4, "v.blk.3."),
         ("clip.vision.block_count", max, "v.blk.3."),
     ] {
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         file.set(key, Value::Int(value));
         assert_refused(&file, &[tensor]);
     }
-    let mut file = Mmproj::llava15();
+    let mut file = llava15();
     file.set("clip.vision.image_size", Value::Int(max));
     file.set("clip.vision.patch_size", Value::Int(max));
     file.tensor("v.position_embd.weight").cut_to(2);
@@ -231,11 +245,11 @@ fn sizes_that_contradict_the_tensors_are_refused() {
 
 #[test]
 fn missing_and_misshapen_tensors_are_named() {
-    let complete = Mmproj::llava15();
+    let complete = llava15();
     for index in 0..complete.tensors.len() {
         let name = complete.tensors[index].name.clone();
 
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         file.remove_tensor(&name);
         match name.as_str() {
             "v.class_embd" => assert_refused(&file, &["v.position_embd.weight", "need 16 rows"]),
@@ -243,7 +257,7 @@ fn missing_and_misshapen_tensors_are_named() {
             _ => assert_refused(&file, &[&name]),
         }
 
-        let mut file = Mmproj::llava15();
+        let mut file = llava15();
         let tensor = file.tensor(&name);
         let last = *tensor.dims.last().unwrap();
         tensor.cut_to(last - 1);
@@ -254,7 +268,7 @@ fn missing_and_misshapen_tensors_are_named() {
 
 #[test]
 fn unsupported_projectors_are_refused() {
-    let mut file = Mmproj::llava15();
+    let mut file = llava15();
     let mut extra = file.tensor("mm.2.weight").clone();
     extra.name = "mm.3.weight".into();
     file.tensors.push(extra);
@@ -265,6 +279,14 @@ fn assert_refused(file: &Mmproj, parts: &[&str]) {
     let error = VisionTower::load(&file.build(), N_EMBD_TEXT).err().expect("must be refused").to_string();
     assert!(parts.iter().all(|part| error.contains(part)), "{error}: expected {parts:?}");
     assert!(!error.contains('\n'), "{error}");
+}
+
+fn llava15() -> Mmproj {
+    Mmproj::of("llava15")
+}
+
+fn recorded() -> Golden {
+    Golden::load("models/llava15/golden.safetensors")
 }
 
 fn compute() -> Compute {
@@ -386,144 +408,5 @@ mod plain {
 
     fn dot(a: &[f64], b: &[f64]) -> f64 {
         a.iter().zip(b).map(|(a, b)| a * b).sum()
-    }
-}
-
-/// The contents of a projector file, for changing and writing again.
-struct Mmproj {
-    keys: BTreeMap<String, Value>,
-    tensors: Vec<RawTensor>,
-}
-
-#[derive(Clone)]
-struct RawTensor {
-    name: String,
-    ty: GgmlType,
-    dims: Vec<usize>,
-    data: Vec<u8>,
-}
-
-impl Mmproj {
-    fn llava15() -> Mmproj {
-        let file = GgufFile::open(&testdata().join("mmproj-f32.gguf")).unwrap();
-        let keys = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
-        let raw = |name: &str| {
-            let t = file.tensor(name).unwrap();
-            RawTensor { name: name.to_owned(), ty: t.ty(), dims: t.dims().to_vec(), data: t.data().to_vec() }
-        };
-        Mmproj { keys, tensors: file.tensors().map(|t| raw(&t.name)).collect() }
-    }
-
-    fn set(&mut self, key: &str, value: Value) {
-        self.keys.insert(key.to_owned(), value);
-    }
-
-    fn tensor(&mut self, name: &str) -> &mut RawTensor {
-        self.tensors.iter_mut().find(|t| t.name == name).unwrap()
-    }
-
-    fn remove_tensor(&mut self, name: &str) {
-        self.tensors.retain(|t| t.name != name);
-    }
-
-    fn build(&self) -> GgufFile {
-        let mut out = b"GGUF\x03\0\0\0".to_vec();
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.keys.len() as u64).to_le_bytes());
-        for (key, value) in &self.keys {
-            put_str(&mut out, key);
-            put_value(&mut out, value);
-        }
-        let mut offset = 0;
-        for t in &self.tensors {
-            put_str(&mut out, &t.name);
-            out.extend((t.dims.len() as u32).to_le_bytes());
-            t.dims.iter().for_each(|&d| out.extend((d as u64).to_le_bytes()));
-            out.extend(t.ty.id().to_le_bytes());
-            out.extend((offset as u64).to_le_bytes());
-            offset += t.data.len().next_multiple_of(32);
-        }
-        for t in &self.tensors {
-            out.resize(out.len().next_multiple_of(32), 0);
-            out.extend(&t.data);
-        }
-        GgufFile::from_static("test.gguf", out.leak()).unwrap()
-    }
-}
-
-impl RawTensor {
-    /// Keeps the first `n` of the last dimension.
-    fn cut_to(&mut self, n: usize) {
-        let last = self.dims.last_mut().unwrap();
-        self.data.truncate(self.data.len() / *last * n);
-        *last = n;
-    }
-}
-
-fn put_str(out: &mut Vec<u8>, s: &str) {
-    out.extend((s.len() as u64).to_le_bytes());
-    out.extend(s.as_bytes());
-}
-
-fn put_value(out: &mut Vec<u8>, value: &Value) {
-    let mut tag = |id: u32| out.extend(id.to_le_bytes());
-    match value {
-        Value::Int(i) if *i < 0 => {
-            tag(5);
-            out.extend((*i as i32).to_le_bytes());
-        }
-        Value::Int(i) => {
-            tag(4);
-            out.extend((*i as u32).to_le_bytes());
-        }
-        Value::F32(x) => {
-            tag(6);
-            out.extend(x.to_le_bytes());
-        }
-        Value::Bool(b) => {
-            tag(7);
-            out.push(u8::from(*b));
-        }
-        Value::Str(s) => {
-            tag(8);
-            put_str(out, s);
-        }
-        Value::Ints(v) => {
-            tag(9);
-            tag(5);
-            out.extend((v.len() as u64).to_le_bytes());
-            v.iter().for_each(|i| out.extend((*i as i32).to_le_bytes()));
-        }
-        Value::Floats(v) => {
-            tag(9);
-            tag(6);
-            out.extend((v.len() as u64).to_le_bytes());
-            v.iter().for_each(|x| out.extend((*x as f32).to_le_bytes()));
-        }
-        other => panic!("{other} is not used in these files"),
-    }
-}
-
-fn testdata() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/models/llava15")
-}
-
-struct Golden(Vec<u8>);
-
-impl Golden {
-    fn open() -> Golden {
-        Golden(std::fs::read(testdata().join("golden.safetensors")).unwrap())
-    }
-
-    fn image(&self, name: &str) -> RgbImage {
-        let tensors = SafeTensors::deserialize(&self.0).unwrap();
-        let tensor = tensors.tensor(name).unwrap();
-        RgbImage::from_rgb(tensor.shape()[1] as u32, tensor.shape()[0] as u32, tensor.data().to_vec()).unwrap()
-    }
-
-    fn f32(&self, name: &str) -> Vec<f32> {
-        let tensors = SafeTensors::deserialize(&self.0).unwrap();
-        let data = tensors.tensor(name).unwrap().data().to_vec();
-        data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
     }
 }

@@ -137,8 +137,13 @@ fn one(
             let n = N_KV_HEADS * (retain.slots as usize).min(SLOTS);
             let (mut keys, mut values) = ([0.0; N_KV_HEADS * SLOTS * DIM], [0.0; N_KV_HEADS * SLOTS * DIM]);
             let mut mass = [0.0; N_KV_HEADS * SLOTS];
-            let slots =
-                Slots { keys: &mut keys[..n * head_dim], values: &mut values[..n * head_dim], mass: &mut mass[..n] };
+            let slots = Slots {
+                keys: &mut keys[..n * head_dim],
+                values: &mut values[..n * head_dim],
+                mass: &mut mass[..n],
+                members: &mut [],
+                moments: None,
+            };
             retain_layer(d, &method.policy, BUDGET, &view, workspace, kept, slots).map_err(refused)?;
             writeln!(out, "  slots {:016x}", hash(keys.iter().chain(&values).chain(&mass)))?;
         }
@@ -154,6 +159,7 @@ fn one(
                 keys,
                 values: &mut values[..ROWS * head_dim],
                 counts: &mut counts,
+                attention: &[],
             };
             merge_layer(d, merge, layer, kept, workspace).map_err(refused)?;
             writeln!(out, "  merged {:016x}", hash(keys.iter().chain(&values).chain(&counts)))?;

@@ -4,9 +4,10 @@
 #![no_std]
 
 use ecokv_core::{
-    Dispatch, Error, Evictee, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Report, Retain, RouteError,
-    RouteLayer, Slots, Workspace, absorb, evict_layer, expected, from_profile, merge_layer, methods, owned,
-    parse_route, retain_layer, score_layer,
+    Dispatch, Error, Evictee, Geometry, Keep, Kept, LayerBudget, LayerMut, LayerView, Merge, Policy, Reading, Recall,
+    Report, Retain, RouteError, RouteLayer, Slot, Slots, Workspace, absorb, accumulate, compact, entropy_layer,
+    evict_layer, expected, from_profile, from_rates, merge_layer, methods, owned, parse_route, per_kv_head, read_slots,
+    recall, redundancy_layer, retain_layer, score_layer, tilt,
 };
 
 #[panic_handler]
@@ -37,6 +38,16 @@ pub fn evict_scalar(
 #[unsafe(no_mangle)]
 pub fn scores(p: &Policy, budget: u32, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<Report, Error> {
     score_layer(Dispatch::detect(), p, budget, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn redundancy(g: Geometry, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<(), Error> {
+    redundancy_layer(Dispatch::detect(), g, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn read(query: &[f32], scale: f32, slots: (&[f32], &[f32], &[f32]), to: Reading<'_>) -> Result<(), Error> {
+    read_slots(Dispatch::detect(), query, scale, slots, to)
 }
 
 #[unsafe(no_mangle)]
@@ -74,8 +85,47 @@ pub fn retain(
 }
 
 #[unsafe(no_mangle)]
-pub fn absorb_one(r: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<(), Error> {
+pub fn absorb_one(r: &Retain, stretch: u32, entry: Evictee<'_>, slots: Slots<'_>) -> Result<Option<usize>, Error> {
     absorb(r, stretch, entry, slots)
+}
+
+#[unsafe(no_mangle)]
+pub fn entropies(p: &Policy, v: &LayerView<'_>, w: Workspace<'_>, out: &mut [f32]) -> Result<(), Error> {
+    entropy_layer(Dispatch::detect(), p, v, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn read_tilted(s: f32, query: &[f32], slot: Slot<'_>, value: &mut [f32]) -> Result<f32, Error> {
+    tilt(Dispatch::detect(), s, query, slot, value)
+}
+
+#[unsafe(no_mangle)]
+pub fn recalled(
+    rule: &Recall,
+    (shares, streaks): (&[f32], &mut [u32]),
+    queries: &[f32],
+    archive: (&[f32], &[u32]),
+    w: Workspace<'_>,
+    out: &mut [u32],
+) -> Result<usize, Error> {
+    let Some(slot) = rule.due(shares, streaks) else { return Ok(0) };
+    recall(Dispatch::detect(), queries, archive, slot as u32, w, out)
+}
+
+#[unsafe(no_mangle)]
+pub fn add_up(v: &LayerView<'_>, w: Workspace<'_>, sums: &mut [f32]) -> Result<(), Error> {
+    accumulate(Dispatch::detect(), v, w, sums)
+}
+
+#[unsafe(no_mangle)]
+pub fn compacted(starts: &[u32], lens: &[u32], kept: Kept<'_>, row: usize, data: &mut [f32]) -> Result<(), Error> {
+    compact(starts, lens, kept, row, data)
+}
+
+#[unsafe(no_mangle)]
+pub fn rates(table: &[f32], group: usize, heads: &mut [f32], seq_len: u32, out: &mut [u32]) -> Result<(), Error> {
+    per_kv_head(table, group, heads)?;
+    from_rates(heads, seq_len, out)
 }
 
 #[unsafe(no_mangle)]

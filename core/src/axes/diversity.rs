@@ -12,7 +12,8 @@ pub enum Diversity {
     /// Unlike what was kept already: entries are chosen one by one. The mix must be [`Mix::Importance`](crate::Mix::Importance).
     Mmr(Mmr),
     /// How little each key repeats others (R-KV): minus the softmax over the head's entries of the mean cosine with all
-    /// of them, where each entry spares the newest one more similar to it than `threshold`. `O(len^2 head_dim)`.
+    /// of them, where each entry spares the newest one more similar to it than `threshold`, or the first entry if there is
+    /// none. `O(len^2 head_dim)`.
     Repetition {
         /// Cosine above which two keys are the same.
         threshold: f32,
@@ -50,6 +51,13 @@ impl Geometry {
             redundancy: Redundancy::MeanOfRange,
         }
     }
+
+    /// The same with weights that add up to 1; both 0 stay so.
+    #[must_use]
+    pub const fn normalised(self) -> Self {
+        let sum = self.alpha + self.beta;
+        if sum == 0.0 { self } else { Self { alpha: self.alpha / sum, beta: self.beta / sum, ..self } }
+    }
 }
 
 /// Choosing one by one by maximal marginal relevance: the next entry is the one with the greatest
@@ -70,9 +78,21 @@ pub struct Mmr {
     pub pool_dispersion: bool,
     /// Whether the protected entries are in `S` from the start.
     pub seed_protected: bool,
-    /// Updates an entry only when it could be next. Same result, allowed where an entry can only get worse as `S` grows:
-    /// `lambda_2 <= 0` and a similarity of the nearest.
-    pub lazy: bool,
+    /// Which entries are looked at in each step.
+    pub search: Search,
+}
+
+/// Which entries a choice one by one looks at in each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// All.
+    All,
+    /// Those that could be next. Same result, allowed where an entry can only get worse as `S` grows: `lambda_2 <= 0` and
+    /// a similarity of the nearest.
+    Lazy,
+    /// This many per entry to choose, the best by `importance_i + lambda_1 sigma_i`: an approximation, of
+    /// `O(count^2 head_dim)`. What one budget keeps, a larger one need not keep then.
+    Shortlist(u32),
 }
 
 /// How alike an entry and a set are.
@@ -95,6 +115,8 @@ pub enum Combine {
     Sum,
     /// `e^alpha c^beta`, of min-max scaled metrics.
     Product,
+    /// `alpha e + beta c` of their ranks, however importance is scaled: see [`Scaling::Rank`].
+    RankSum,
 }
 
 /// How a term is made comparable over the candidates of a head.
@@ -117,9 +139,13 @@ pub enum Reference {
     Modality,
     /// The mean key of each stretch of this many entries.
     Window(u32),
+    /// The nearest key of a farthest-first traversal: starting from the protected entries (from the mean key if there are
+    /// none), it goes to the entry furthest from all it has been to, and `e` is that distance, 0 for where it started.
+    /// `O(len^2 head_dim)`.
+    FarthestFirst,
 }
 
-/// How redundant the distances `e_i` to the mean call a head; 1 is fully redundant.
+/// How redundant the distances `e_i` to the reference call a head; 1 is fully redundant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redundancy {
     /// `1 - mean e / max e`.
@@ -128,6 +154,6 @@ pub enum Redundancy {
     Energy,
     /// `1 - [2n / (n - 1) mean e^2] / (2 max e)^2`: the mean squared distance of pairs against its bound.
     Pairs,
-    /// `1 - mean e / (largest mean e of the layer's heads)`.
+    /// `1 - mean e / (largest mean e of the layer's heads)`, both to the mean key whatever the reference.
     Layer,
 }

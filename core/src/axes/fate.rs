@@ -6,7 +6,7 @@ pub enum Evicted {
     /// They are forgotten.
     Drop,
     /// They are summarised in a few slots per head by [`retain_layer`](crate::retain_layer). Slots count against the
-    /// budget, each as one entry.
+    /// budget, each as the entries whose bytes it takes: one, unless the [`Readout`] needs more.
     Retain(Retain),
     /// They are merged into the kept entries they resemble by [`merge_layer`](crate::merge_layer).
     Merge(Merge),
@@ -26,6 +26,31 @@ pub struct Retain {
     pub gain: f32,
     /// How many entries a slot stands for.
     pub mass: Mass,
+    /// How attention reads the slots.
+    pub readout: Readout,
+}
+
+impl Retain {
+    /// Entries of `head_dim` that the slots of a head take the place of.
+    pub(crate) fn cost(&self, head_dim: usize) -> u32 {
+        // Variance and covariance are head_dim + head_dim^2 numbers, an entry 2 head_dim.
+        let moments = match self.readout {
+            Readout::Mean => 0,
+            Readout::Tilt => head_dim.saturating_add(1).div_ceil(2),
+        };
+        let each = u32::try_from(moments).unwrap_or(u32::MAX).saturating_add(1);
+        self.slots.saturating_mul(each)
+    }
+}
+
+/// How attention reads a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readout {
+    /// As an entry of the mean key and value that stands for many.
+    Mean,
+    /// With the slot's second moments too, as [`tilt`](crate::tilt) says: exact for entries whose keys and values are
+    /// jointly normal. A slot then costs `1 + (head_dim + 1) / 2` entries, rounded up.
+    Tilt,
 }
 
 /// How many entries a slot stands for.
@@ -60,5 +85,15 @@ pub enum MergeRule {
     Proportional {
         /// Least cosine.
         threshold: f32,
+        /// Share of the evicted entries that may be merged, the most similar first; above 0, at most 1.
+        fraction: f32,
+    },
+    /// `v_t + v_e / m` for the next `m` kept entries after `e`, with probability `a_e / mean a_t`, `a` being the attention
+    /// received ([`LayerMut::attention`](crate::LayerMut::attention)); keys stay (CaM).
+    Following {
+        /// Kept entries an evicted one is spread over, fewer at the end; at least 1.
+        neighbours: u32,
+        /// Chooses the random numbers.
+        seed: u64,
     },
 }

@@ -24,6 +24,12 @@ pub enum Importance {
         /// Entries of a chunk.
         lag: u32,
     },
+    /// Approximate leverage (CurDKV): the entry's share of the squared length of the keys in its stretch of `window`
+    /// entries, times the same of the values, divided by the sum over the head.
+    Leverage {
+        /// Entries of a stretch.
+        window: u32,
+    },
     /// The host's own scores, from [`Observation::given`](crate::Observation::given).
     Given,
 }
@@ -50,8 +56,8 @@ pub enum Queries {
     Peak(u32),
     /// All so far, from [`Observation::column_sums`](crate::Observation::column_sums).
     All {
-        /// Divides by the number of queries that could see the entry, its distance from the end. Plain sums favour old
-        /// entries.
+        /// Divides by the number of queries that could see the entry, its distance from the end in
+        /// [`Observation::positions`](crate::Observation::positions). Plain sums favour old entries.
         per_visible: bool,
     },
     /// Future ones, as a normal distribution: [`Observation::query_mean`](crate::Observation::query_mean). Softmax over

@@ -21,6 +21,14 @@ pub enum Mix {
         /// Least `rho` of a head that goes by diversity.
         threshold: f32,
     },
+    /// `(1 - w) I + w D`, where `w` and `1 - w` are the softmax of `rho / diversity` and `(1 - rho) / importance`, two
+    /// temperatures above 0: near 0 a hard choice at `rho = diversity / (diversity + importance)`, far from it the mean.
+    SoftRedundancy {
+        /// Temperature of diversity.
+        diversity: f32,
+        /// Temperature of importance.
+        importance: f32,
+    },
     /// `(1 - w) I + w D`, `w` of each head from [`Observation::head_weights`](crate::Observation::head_weights).
     HeadTable,
     /// `(attention + value term + D) / 3`: MixKV without head-wise weights.

@@ -223,9 +223,9 @@ pub fn rkv_redundancy(l: &Layer, h: usize, threshold: f64) -> Vec<f64> {
         let mut row: Vec<f64> = (0..n)
             .map(|j| if i == j { 0.0 } else { dot(&keys[i], &keys[j]) / (norm(&keys[i]) * norm(&keys[j])) })
             .collect();
-        if let Some(last) = row.iter().rposition(|&c| c > threshold) {
-            row[last] = 0.0;
-        }
+        // The code takes the maximum of `where(c > threshold, index, 0)`.
+        let last = (0..n).map(|j| if row[j] > threshold { j } else { 0 }).max().unwrap();
+        row[last] = 0.0;
         mean.iter_mut().zip(row).for_each(|(m, c)| *m += c / n as f64);
     }
     let z: f64 = mean.iter().map(|x| x.exp()).sum();
@@ -303,4 +303,25 @@ pub fn greedy(
         set.push(left[0].1);
     }
     (chosen, margins)
+}
+
+/// Distance at which a farthest-first traversal from `start` reaches each row, 0 for those of `start`; from the mean row if
+/// there are none.
+pub fn farthest_first(rows: &[Vec<f64>], start: &[usize]) -> Vec<f64> {
+    let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    let center: Vec<f64> = (0..rows[0].len()).map(|j| mean(&rows.iter().map(|r| r[j]).collect::<Vec<_>>())).collect();
+    let (mut out, mut taken) = (vec![0.0; rows.len()], start.to_vec());
+    while taken.len() < rows.len() {
+        let gap = |i: usize| match taken.len() {
+            0 => distance(&rows[i], &center),
+            _ => taken.iter().map(|&j| distance(&rows[i], &rows[j])).fold(f64::INFINITY, f64::min),
+        };
+        let left = (0..rows.len()).filter(|i| !taken.contains(i));
+        // Once an entry was taken from the mean, the mean still counts as a place that was gone to.
+        let gap = |i: usize| if start.is_empty() { gap(i).min(distance(&rows[i], &center)) } else { gap(i) };
+        let (next, far) = left.map(|i| (i, gap(i))).fold((0, -1.0), |best, x| if x.1 > best.1 { x } else { best });
+        out[next] = far;
+        taken.push(next);
+    }
+    out
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // every test file uses another part
 
 pub mod golden;
+pub mod sample;
 
 use ecokv_core::*;
 use half::f16;
@@ -23,9 +24,12 @@ pub struct Layer {
     pub query_mean: Vec<f32>,
     pub query_covariance: Vec<f32>,
     pub output_norms: Vec<f32>,
+    pub positions: Vec<u32>,
+    pub slots_in_use: bool,
     pub tags: Vec<u8>,
     pub head_weights: Vec<f32>,
     pub head_budgets: Vec<u32>,
+    pub image_budgets: Vec<u32>,
     pub scale: f32,
     pub layer: u32,
     pub n_layers: u32,
@@ -50,9 +54,12 @@ impl Layer {
             query_mean: rng.normals(h * group * head_dim),
             query_covariance: (0..h * group).flat_map(|_| spread(rng, head_dim)).collect(),
             output_norms: rng.normals(rows).iter().map(|x| x.abs()).collect(),
+            positions: Vec::new(),
+            slots_in_use: false,
             tags: Vec::new(),
             head_weights: (0..h).map(|_| rng.uniform()).collect(),
             head_budgets: vec![],
+            image_budgets: vec![],
             scale: 1.0 / (head_dim as f32).sqrt(),
             layer: 1,
             n_layers: 4,
@@ -98,9 +105,12 @@ impl Layer {
                 query_mean: &self.query_mean,
                 query_covariance: &self.query_covariance,
                 output_norms: &self.output_norms,
+                positions: &self.positions,
+                slots_in_use: self.slots_in_use,
                 tags: &self.tags,
                 head_weights: &self.head_weights,
                 head_budgets: &self.head_budgets,
+                image_budgets: &self.image_budgets,
             },
             scale: self.scale,
             layer: self.layer,
@@ -157,6 +167,25 @@ pub fn evict_view(d: Dispatch, p: &Policy, budget: u32, v: &LayerView<'_>) -> Re
 
 pub fn evict(p: &Policy, budget: u32, layer: &Layer) -> Lists {
     evict_view(Dispatch::detect(), p, budget, &layer.view()).unwrap().0
+}
+
+/// Kept lists as `evict_layer` writes them.
+pub fn flat(kept: &[Vec<u32>], l: &Layer) -> (Vec<u32>, Vec<u32>) {
+    let mut indices = vec![0; l.rows()];
+    for (k, &s) in kept.iter().zip(&l.starts) {
+        indices[s as usize..][..k.len()].copy_from_slice(k);
+    }
+    (indices, kept.iter().map(|k| k.len() as u32).collect())
+}
+
+pub fn evicted(kept: &[u32], n: u32) -> Vec<usize> {
+    (0..n).filter(|i| !kept.contains(i)).map(|i| i as usize).collect()
+}
+
+pub fn near(a: &[f32], b: &[f64], limit: f64, what: &str) {
+    for (a, b) in a.iter().zip(b) {
+        assert!((f64::from(*a) - b).abs() <= limit, "{what}: {a} {b}");
+    }
 }
 
 /// Scores, `[rows]`.

@@ -1,8 +1,6 @@
 //! The one uncompressed layer of a prefill.
 
 /// All rows of one layer in f32, before the policy decides which of them enter the cache.
-///
-/// Keys are held twice: row by row for scoring, and as panels of 16 rows `[head_dim][16]` for attention.
 #[derive(Debug, Default)]
 pub struct Staging {
     n_kv_heads: usize,
@@ -14,8 +12,6 @@ pub struct Staging {
     keys: Vec<f32>,
     /// `[n_kv_heads][capacity][head_dim]`
     values: Vec<f32>,
-    /// `[n_kv_heads][capacity / 16][head_dim][16]`
-    panels: Vec<f32>,
     /// `[n_kv_heads][capacity]`
     positions: Vec<u32>,
 }
@@ -23,7 +19,7 @@ pub struct Staging {
 impl Staging {
     /// An empty layer with room for `rows` rows per head.
     pub fn new(n_kv_heads: usize, head_dim: usize, rows: usize) -> Staging {
-        let capacity = rows.next_multiple_of(16);
+        let capacity = rows;
         Staging {
             n_kv_heads,
             head_dim,
@@ -31,7 +27,6 @@ impl Staging {
             lens: vec![0; n_kv_heads],
             keys: vec![0.0; n_kv_heads * capacity * head_dim],
             values: vec![0.0; n_kv_heads * capacity * head_dim],
-            panels: vec![0.0; n_kv_heads * capacity * head_dim],
             positions: vec![0; n_kv_heads * capacity],
         }
     }
@@ -68,15 +63,14 @@ impl Staging {
             .keys
             .chunks_mut(capacity * d)
             .zip(self.values.chunks_mut(capacity * d))
-            .zip(self.panels.chunks_mut(capacity * d))
             .zip(self.positions.chunks_mut(capacity))
             .zip(&mut self.lens)
             .enumerate()
             .collect();
-        cx.pool.each(parts, |(h, ((((keys, values), panels), pos), len))| {
+        cx.pool.each(parts, |(h, (((keys, values), pos), len))| {
             for (t, &position) in positions.iter().enumerate() {
                 let from = (t * heads + h) * d;
-                push_row(keys, values, panels, *len, &k[from..from + d], &v[from..from + d]);
+                push_row(keys, values, *len, &k[from..from + d], &v[from..from + d]);
                 pos[*len] = position;
                 *len += 1;
             }
@@ -87,21 +81,14 @@ impl Staging {
     pub fn push_head(&mut self, h: usize, k: &[f32], v: &[f32], position: u32) {
         let (d, c) = (self.head_dim, self.capacity);
         let range = h * c * d..(h + 1) * c * d;
-        push_row(
-            &mut self.keys[range.clone()],
-            &mut self.values[range.clone()],
-            &mut self.panels[range],
-            self.lens[h],
-            k,
-            v,
-        );
+        push_row(&mut self.keys[range.clone()], &mut self.values[range], self.lens[h], k, v);
         self.positions[h * c + self.lens[h]] = position;
         self.lens[h] += 1;
     }
 
-    /// Rows `16 p..16 p + 16` of head `h`, transposed: `[head_dim][16]`.
-    pub fn key_panel(&self, h: usize, p: usize) -> &[f32] {
-        &self.panels[(h * self.capacity + 16 * p) * self.head_dim..][..16 * self.head_dim]
+    /// Key rows of head `h`: `[len][head_dim]`.
+    pub fn keys(&self, h: usize) -> &[f32] {
+        &self.keys[h * self.capacity * self.head_dim..][..self.lens[h] * self.head_dim]
     }
 
     /// Value rows of head `h`: `[to - from][head_dim]`.
@@ -120,8 +107,12 @@ impl Staging {
         self.positions[h * self.capacity + i]
     }
 
-    /// All keys and values, `[n_kv_heads][capacity][head_dim]`, to be changed after attention: its panels of keys are
-    /// not brought up to date.
+    /// Positions of the rows of head `h`, ascending.
+    pub fn positions(&self, h: usize) -> &[u32] {
+        &self.positions[h * self.capacity..][..self.lens[h]]
+    }
+
+    /// All keys and values, `[n_kv_heads][capacity][head_dim]`, to be changed after attention.
     pub fn rows_mut(&mut self) -> (&mut [f32], &mut [f32]) {
         (&mut self.keys, &mut self.values)
     }
@@ -137,12 +128,8 @@ impl Staging {
     }
 }
 
-fn push_row(keys: &mut [f32], values: &mut [f32], panels: &mut [f32], at: usize, k: &[f32], v: &[f32]) {
+fn push_row(keys: &mut [f32], values: &mut [f32], at: usize, k: &[f32], v: &[f32]) {
     let d = k.len();
     keys[at * d..(at + 1) * d].copy_from_slice(k);
     values[at * d..(at + 1) * d].copy_from_slice(v);
-    let panel = &mut panels[(at / 16) * 16 * d..][..16 * d];
-    for (lanes, &k) in panel.chunks_exact_mut(16).zip(k) {
-        lanes[at % 16] = k;
-    }
 }

@@ -1,19 +1,8 @@
 //! What stays in memory after eviction.
 
-use half::f16;
-
-use super::Staging;
+use super::buffer::Buffer;
+use super::{KvType, Staging};
 use crate::kernels::{Dispatch, KvRows};
-
-/// Element type of cached keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    /// 4 bytes a value, exact.
-    F32,
-    /// 2 bytes a value.
-    #[default]
-    F16,
-}
 
 /// The cache of all layers.
 #[derive(Debug)]
@@ -67,24 +56,8 @@ struct Head {
     capacity: usize,
 }
 
-#[derive(Debug)]
-enum Buffer {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-}
-
-impl KvType {
-    /// Bytes of one value.
-    pub const fn bytes(self) -> usize {
-        match self {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-        }
-    }
-}
-
 impl KvCache {
-    /// An empty cache.
+    /// An empty cache. [`KvType::check`] says whether the type can hold `head_dim`.
     pub fn new(n_layers: usize, n_kv_heads: usize, head_dim: usize, kv_type: KvType) -> KvCache {
         KvCache { layers: (0..n_layers).map(|_| LayerCache::new(n_kv_heads, head_dim, kv_type)).collect() }
     }
@@ -104,6 +77,11 @@ impl KvCache {
         &self.layers
     }
 
+    /// Drops the rows of positions from `position` on.
+    pub fn truncate(&mut self, position: u32) {
+        self.layers.iter_mut().for_each(|l| l.truncate(position));
+    }
+
     /// Bytes of the rows in use: keys, values and positions.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerCache::bytes).sum()
@@ -115,8 +93,8 @@ impl LayerCache {
         LayerCache {
             head_dim,
             heads: vec![Head::default(); n_kv_heads],
-            keys: Buffer::new(kv_type, 0),
-            values: Buffer::new(kv_type, 0),
+            keys: Buffer::new(kv_type, head_dim, 0),
+            values: Buffer::new(kv_type, head_dim, 0),
             positions: Vec::new(),
             n_slots: 0,
             slot_bias: Vec::new(),
@@ -164,7 +142,7 @@ impl LayerCache {
     /// Bytes of the rows in use: keys, values and positions.
     pub fn bytes(&self) -> usize {
         let rows: usize = self.heads.iter().map(|h| h.len).sum();
-        rows * (2 * self.head_dim * self.keys.kv_type().bytes() + size_of::<u32>()) + size_of_val(&self.slot_bias[..])
+        rows * self.keys.kv_type().entry_bytes(self.head_dim) + size_of_val(&self.slot_bias[..])
     }
 
     /// Replaces all rows by the slots, then those of `from` that `keep` names for each head, ascending; leaves room for
@@ -188,23 +166,22 @@ impl LayerCache {
         self.n_slots = n_slots;
         self.slot_bias = slots.mass.iter().map(|m| m.ln()).collect();
         let kv_type = self.keys.kv_type();
-        self.keys = Buffer::new(kv_type, start * self.head_dim);
-        self.values = Buffer::new(kv_type, start * self.head_dim);
+        self.keys = Buffer::new(kv_type, self.head_dim, start);
+        self.values = Buffer::new(kv_type, self.head_dim, start);
         self.positions = vec![0; start];
         let d = self.head_dim;
         for (h, kept) in kept.iter().enumerate() {
             let base = self.heads[h].start;
             for (i, (k, v)) in slots.keys.chunks_exact(d).zip(slots.values.chunks_exact(d)).enumerate() {
                 if i / n_slots == h {
-                    self.keys.write(dispatch, (base + i % n_slots) * d, k);
-                    self.values.write(dispatch, (base + i % n_slots) * d, v);
+                    self.keys.write(dispatch, base + i % n_slots, k);
+                    self.values.write(dispatch, base + i % n_slots, v);
                 }
             }
             let base = base + n_slots;
             for (to, i) in kept.iter().enumerate() {
-                let at = (base + to) * self.head_dim;
-                self.keys.write(dispatch, at, from.key(h, i));
-                self.values.write(dispatch, at, from.values(h, i, i + 1));
+                self.keys.write(dispatch, base + to, from.key(h, i));
+                self.values.write(dispatch, base + to, from.values(h, i, i + 1));
                 self.positions[base + to] = from.position(h, i);
             }
         }
@@ -219,10 +196,28 @@ impl LayerCache {
         let d = self.head_dim;
         for (h, head) in self.heads.iter_mut().enumerate() {
             let row = head.start + head.len;
-            self.keys.write(dispatch, row * d, &k[h * d..(h + 1) * d]);
-            self.values.write(dispatch, row * d, &v[h * d..(h + 1) * d]);
+            self.keys.write(dispatch, row, &k[h * d..(h + 1) * d]);
+            self.values.write(dispatch, row, &v[h * d..(h + 1) * d]);
             self.positions[row] = position;
             head.len += 1;
+        }
+    }
+
+    /// Drops the rows of positions from `position` on, the last of every head.
+    fn truncate(&mut self, position: u32) {
+        for head in &mut self.heads {
+            let positions = &self.positions[head.start..head.start + head.len];
+            head.len = positions.partition_point(|&p| p < position);
+        }
+    }
+
+    /// Drops the rows that a query at `position` no longer sees through a window of so many positions. Their memory is
+    /// used again when the layer grows.
+    pub fn forget(&mut self, position: u32, window: usize) {
+        for head in &mut self.heads {
+            let positions = &self.positions[head.start..head.start + head.len];
+            let gone = positions.partition_point(|&p| p as usize + window <= position as usize);
+            *head = Head { start: head.start + gone, len: head.len - gone, capacity: head.capacity - gone };
         }
     }
 
@@ -232,8 +227,8 @@ impl LayerCache {
         let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
         for (h, head) in self.heads.iter().enumerate() {
             for row in head.start..head.start + head.len {
-                self.keys.read(row * d, &mut k);
-                self.values.read(row * d, &mut v);
+                self.keys.read(row, &mut k);
+                self.values.read(row, &mut v);
                 to.push_head(h, &k, &v, self.positions[row]);
             }
         }
@@ -248,8 +243,8 @@ impl LayerCache {
             start += head.capacity;
         }
         let moves: Vec<_> = old.iter().zip(&self.heads).map(|(a, b)| (a.start, b.start, a.len)).collect();
-        self.keys.relocate(&moves, start, self.head_dim);
-        self.values.relocate(&moves, start, self.head_dim);
+        self.keys.relocate(&moves, start);
+        self.values.relocate(&moves, start);
         let mut positions = vec![0; start];
         for (from, to, len) in moves {
             positions[to..to + len].copy_from_slice(&self.positions[from..from + len]);
@@ -281,56 +276,5 @@ impl Kept {
             Kept::Rows(rows) => (0..0, &rows[..]),
         };
         all.chain(rows.iter().map(|&i| i as usize))
-    }
-}
-
-impl Buffer {
-    fn new(kv_type: KvType, len: usize) -> Buffer {
-        match kv_type {
-            KvType::F32 => Buffer::F32(vec![0.0; len]),
-            KvType::F16 => Buffer::F16(vec![f16::ZERO; len]),
-        }
-    }
-
-    fn kv_type(&self) -> KvType {
-        match self {
-            Buffer::F32(_) => KvType::F32,
-            Buffer::F16(_) => KvType::F16,
-        }
-    }
-
-    fn rows(&self) -> KvRows<'_> {
-        match self {
-            Buffer::F32(v) => KvRows::F32(v),
-            Buffer::F16(v) => KvRows::F16(v),
-        }
-    }
-
-    fn write(&mut self, dispatch: Dispatch, at: usize, row: &[f32]) {
-        match self {
-            Buffer::F32(v) => v[at..at + row.len()].copy_from_slice(row),
-            Buffer::F16(v) => dispatch.to_f16(row, &mut v[at..at + row.len()]),
-        }
-    }
-
-    fn read(&self, at: usize, row: &mut [f32]) {
-        match self {
-            Buffer::F32(v) => row.copy_from_slice(&v[at..at + row.len()]),
-            Buffer::F16(v) => row.iter_mut().zip(&v[at..]).for_each(|(r, h)| *r = h.to_f32()),
-        }
-    }
-
-    fn relocate(&mut self, moves: &[(usize, usize, usize)], rows: usize, d: usize) {
-        fn copy<T: Copy + Default>(old: &[T], moves: &[(usize, usize, usize)], rows: usize, d: usize) -> Vec<T> {
-            let mut new = vec![T::default(); rows * d];
-            for &(from, to, len) in moves {
-                new[to * d..(to + len) * d].copy_from_slice(&old[from * d..(from + len) * d]);
-            }
-            new
-        }
-        match self {
-            Buffer::F32(v) => *v = copy(v, moves, rows, d),
-            Buffer::F16(v) => *v = copy(v, moves, rows, d),
-        }
     }
 }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ecokv::cache::KvType;
-use ecokv::{EngineOptions, Sampling};
+use ecokv::model::ImageLimits;
+use ecokv::{EngineOptions, Modalities, Modality, Sampling};
 
 /// Answers questions about text and images with quantised GGUF models on the CPU, keeping only the entries of the
 /// key-value cache that matter. Without a model it shows a bundled demo.
@@ -26,6 +27,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List the eviction methods
     Methods(MethodsArgs),
+    /// Measure how fast a model reads prompts and answers
+    Bench(Box<BenchArgs>),
 }
 
 #[derive(Args, Debug)]
@@ -77,7 +80,24 @@ pub struct RunArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
     pub method: MethodArgs,
+}
+
+/// What each image may cost. The largest size within the limits is used; a model that has none refuses the image.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Images")]
+pub struct LimitArgs {
+    /// Most positions that an image may take in the prompt [default: what the model was trained for]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_max_tokens: Option<u32>,
+    /// Most squares into which an image may be cut, its overview included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_max_tiles: Option<u32>,
+    /// Most pixels along the longer side of what the model sees
+    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub image_longest_edge: Option<u32>,
 }
 
 /// Which entries stay after the prompt.
@@ -108,6 +128,16 @@ pub struct MethodArgs {
     /// How the heads of a layer share its budget [default: the method's]
     #[arg(long, value_name = "SHARES", value_enum)]
     pub head_budget: Option<HeadArg>,
+    /// Keep all text or all images, whatever the method says [default: none]
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub protect: Option<ProtectArg>,
+    /// Of the budget, the entries that come from images; text gets the rest [default: the method decides]
+    #[arg(long, value_name = "N")]
+    pub image_budget: Option<u32>,
+    /// Euclidean diversity is the distance from the mean key of the head, or of the same kind, text or image [default: the
+    /// method's]
+    #[arg(long, value_name = "OF", value_enum)]
+    pub centroid: Option<CentroidArg>,
     /// A method for every layer, from a file: first line "ecokv-route 1", then "layers N", "heads N" (KV heads) and a
     /// line "LAYER METHOD [BUDGET]" for each layer
     #[arg(long, value_name = "FILE", conflicts_with = "method")]
@@ -134,10 +164,48 @@ pub struct MethodsArgs {
     pub markdown: bool,
 }
 
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Language model (GGUF)
+    #[arg(short, value_name = "MODEL.gguf")]
+    pub model: PathBuf,
+    /// Prompt lengths to read, with commas between them; 0 for none
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "512")]
+    pub prompts: Vec<u32>,
+    /// Numbers of tokens to generate; 0 for none
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "128")]
+    pub n_predict: Vec<u32>,
+    /// Depths: tokens that are in the context before
+    #[arg(short, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    pub depths: Vec<u32>,
+    /// Numbers of worker threads [default: one per core]
+    #[arg(short, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Vec<u32>,
+    /// Repetitions of every test
+    #[arg(short, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: u32,
+    /// Instruction set: scalar or what else this CPU has [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub dispatch: Option<String>,
+    /// Element type of the cache
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvArg::F16)]
+    pub kv_type: KvArg,
+    /// Print one JSON object instead of the table
+    ///
+    /// `tokens_per_s` is the median of the repetitions and `spread` half the distance between their quartiles. `kv_bytes`
+    /// is the cache at the end of the test, `peak_rss_bytes` the most memory in use since the test began.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub method: MethodArgs,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum KvArg {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -152,6 +220,19 @@ pub enum HeadArg {
     Adaptive,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ProtectArg {
+    Text,
+    Image,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum CentroidArg {
+    Head,
+    Modality,
+}
+
 impl RunArgs {
     pub fn engine_options(&self) -> EngineOptions {
         EngineOptions { n_threads: self.threads.unwrap_or(0) as usize, ..EngineOptions::default() }
@@ -160,16 +241,38 @@ impl RunArgs {
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temp, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
     }
+}
 
-    pub fn kv_type(&self) -> KvType {
-        match self.kv_type {
+impl From<KvArg> for KvType {
+    fn from(arg: KvArg) -> KvType {
+        match arg {
             KvArg::F32 => KvType::F32,
             KvArg::F16 => KvType::F16,
+            KvArg::Q8_0 => KvType::Q8_0,
+        }
+    }
+}
+
+impl LimitArgs {
+    pub fn limits(&self) -> ImageLimits {
+        ImageLimits {
+            max_tokens: self.image_max_tokens.map(|n| n as usize),
+            max_tiles: self.image_max_tiles.map(|n| n as usize),
+            longest_edge: self.image_longest_edge,
         }
     }
 }
 
 impl MethodArgs {
+    pub fn modalities(&self) -> Modalities {
+        let protect = match self.protect {
+            None | Some(ProtectArg::None) => None,
+            Some(ProtectArg::Text) => Some(Modality::Text),
+            Some(ProtectArg::Image) => Some(Modality::Image),
+        };
+        Modalities { protect, image_budget: self.image_budget }
+    }
+
     /// The flags that were given, but for `--method` itself.
     pub fn given(&self) -> Vec<&'static str> {
         let flags = [
@@ -180,6 +283,9 @@ impl MethodArgs {
             ("--beta", self.beta.is_some()),
             ("--layer-budget", self.layer_budget.is_some()),
             ("--head-budget", self.head_budget.is_some()),
+            ("--protect", self.modalities().protect.is_some()),
+            ("--image-budget", self.image_budget.is_some()),
+            ("--centroid", self.centroid.is_some()),
             ("--route", self.route.is_some()),
             ("--head-profile", self.head_profile.is_some()),
         ];

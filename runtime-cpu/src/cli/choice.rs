@@ -2,9 +2,9 @@
 
 use ecokv::Eviction;
 use ecokv_core::methods::{self, Method};
-use ecokv_core::{Diversity, HeadBudget, Importance, LayerBudget, Policy};
+use ecokv_core::{Diversity, HeadBudget, Importance, LayerBudget, Policy, Reference};
 
-use super::args::{HeadArg, LayerArg, MethodArgs};
+use super::args::{CentroidArg, HeadArg, LayerArg, MethodArgs};
 use super::output::Failure;
 
 /// A method with its parameters.
@@ -21,6 +21,9 @@ const FULL: &str = "full";
 
 /// What `--route` is called in reports.
 const ROUTE: &str = "route";
+
+/// What does not belong to a method.
+const USABLE_WITH_ROUTE: [&str; 5] = ["--budget", "--protect", "--image-budget", "--route", "--head-profile"];
 
 /// Used with `--budget` alone.
 const DEFAULT_METHOD: &str = "ecokv";
@@ -70,7 +73,7 @@ impl Choice {
 
 /// A route brings its own methods; the budget is that of the layers for which it names none.
 fn routed(args: &MethodArgs) -> Result<Choice, Failure> {
-    if let Some(flag) = args.given().into_iter().find(|f| !["--budget", "--route", "--head-profile"].contains(f)) {
+    if let Some(flag) = args.given().into_iter().find(|f| !USABLE_WITH_ROUTE.contains(f)) {
         return Err(unused(flag, ROUTE, "whose layers have their methods as they are"));
     }
     let method = methods::by_name(DEFAULT_METHOD).ok_or_else(|| Failure::Bug("no default method".into()))?;
@@ -107,6 +110,19 @@ fn policy(method: &Method, args: &MethodArgs) -> Result<Policy, Failure> {
         let flag = if args.alpha.is_some() { "--alpha" } else { "--beta" };
         let unused = || unused(flag, method.name, "which has no diversity term");
         policy = policy.with_geometry(alpha, beta).ok_or_else(unused)?;
+    }
+    if let Some(centroid) = args.centroid {
+        let reference = match centroid {
+            CentroidArg::Head => Reference::Mean,
+            CentroidArg::Modality => Reference::Modality,
+        };
+        let unused = || unused("--centroid", method.name, "which does not measure Euclidean distance");
+        policy = policy.with_reference(reference).ok_or_else(unused)?;
+    }
+    if let (Some(images), budget) = (args.image_budget, args.budget.unwrap_or(DEFAULT_BUDGET))
+        && images > budget
+    {
+        return Err(Failure::Mendable(format!("--image-budget {images}: more than the budget of {budget} entries")));
     }
     match args.head_budget {
         None => Ok(policy),

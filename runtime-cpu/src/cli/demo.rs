@@ -90,7 +90,7 @@ fn engine(args: &RunArgs) -> Result<Engine, Failure> {
         Ok((GgufFile::from_static("tinyvlm-q8_0.gguf", MODEL)?, GgufFile::from_static("mmproj-cls-f16.gguf", MMPROJ)?))
     };
     let (model, mmproj) = open().map_err(|e| Failure::Bug(e.to_string()))?;
-    Ok(Engine::new(&model, Some(&mmproj), args.engine_options())?)
+    Ok(Engine::new(&model, Some(&mmproj), args.engine_options())?.with_image_limits(args.limits.limits()))
 }
 
 fn image() -> Result<RgbImage, Failure> {

@@ -9,7 +9,7 @@ use ecokv::image::RgbImage;
 use ecokv::tokenizer::Utf8Stream;
 use ecokv::{Engine, Error, Prompt, Sampler, Session, SessionOptions, Stats};
 
-use super::args::RunArgs;
+use super::args::{MethodArgs, RunArgs};
 use super::choice::Choice;
 use super::output::{Failure, Progress};
 
@@ -31,6 +31,8 @@ pub struct Answer {
     pub end: End,
     pub prompt_tokens: usize,
     pub image_tokens: usize,
+    /// Squares that the tower encoded.
+    pub image_tiles: usize,
     pub stats: Stats,
     /// Bytes of the cache between eviction and answer.
     pub kv_bytes: usize,
@@ -58,6 +60,23 @@ impl Prepared {
     }
 }
 
+/// A session with the route and the profile that the flags name.
+pub fn open_session<'e>(
+    engine: &'e Engine,
+    options: SessionOptions,
+    args: &MethodArgs,
+) -> Result<Session<'e>, Failure> {
+    let mut session = Session::new(engine, options)?;
+    if let Some(path) = &args.route {
+        session.set_route(&read_text(path)?)?;
+    }
+    if let Some(path) = &args.head_profile {
+        session.set_head_profile(read_numbers(path)?)?;
+    }
+    session.set_modalities(args.modalities())?;
+    Ok(session)
+}
+
 /// Answers a prompt; `on_text` gets every piece of the text as soon as it is known.
 pub fn generate(
     engine: &Engine,
@@ -69,14 +88,8 @@ pub fn generate(
 ) -> Result<Answer, Failure> {
     let n_ctx = args.ctx.map_or(engine.config().n_ctx_train, |n| n as usize);
     let options =
-        SessionOptions { n_ctx, n_generate: args.n_predict, kv_type: args.kv_type(), eviction: choice.eviction };
-    let mut session = Session::new(engine, options)?;
-    if let Some(path) = &args.method.route {
-        session.set_route(&read_text(path)?)?;
-    }
-    if let Some(path) = &args.method.head_profile {
-        session.set_head_profile(read_numbers(path)?)?;
-    }
+        SessionOptions { n_ctx, n_generate: args.n_predict, kv_type: args.kv_type.into(), eviction: choice.eviction };
+    let mut session = open_session(engine, options, &args.method)?;
     let mut sampler = Sampler::new(args.sampling());
     let n_prompt = prompt.n_tokens();
     progress.stage(&format!("reading {n_prompt} tokens"));
@@ -112,8 +125,16 @@ pub fn generate(
     let piece = stream.finish();
     text.push_str(piece);
     on_text(piece)?;
-    let image_tokens = prompt.n_image_tokens();
-    Ok(Answer { text, tokens, end, prompt_tokens: n_prompt, image_tokens, stats: session.stats(), kv_bytes })
+    Ok(Answer {
+        text,
+        tokens,
+        end,
+        prompt_tokens: n_prompt,
+        image_tokens: prompt.n_image_tokens(),
+        image_tiles: prompt.image_costs().iter().map(|c| c.n_tiles).sum(),
+        stats: session.stats(),
+        kv_bytes,
+    })
 }
 
 /// A small text file.

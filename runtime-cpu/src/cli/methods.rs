@@ -62,6 +62,7 @@ fn importance(i: Importance) -> String {
         Importance::KeyNorm => "small keys".into(),
         Importance::Given => "given".into(),
         Importance::Lag { lag } => format!("deviation in chunks of {lag}"),
+        Importance::Leverage { window } => format!("leverage among {window}"),
         Importance::Attention(a) => attention(a),
     }
 }
@@ -127,6 +128,9 @@ fn mix(m: Mix) -> String {
         Mix::Raw(w) => format!("weight {}, unscaled", depth(w)),
         Mix::HeadRedundancy => "by head redundancy".into(),
         Mix::HardRedundancy { threshold } => format!("diversity from head redundancy {threshold}"),
+        Mix::SoftRedundancy { diversity, importance } => {
+            format!("by head redundancy, temperatures {diversity} and {importance}")
+        }
         Mix::HeadTable => "by a table of heads".into(),
         Mix::Thirds => "thirds".into(),
     }

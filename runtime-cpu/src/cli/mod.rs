@@ -1,10 +1,12 @@
 //! The command: arguments in, text or tables out. Results go to stdout, everything about them to stderr.
 
 mod args;
+mod bench;
 mod choice;
 mod demo;
 mod generate;
 mod inspect;
+mod memory;
 mod methods;
 mod output;
 mod report;
@@ -35,6 +37,7 @@ pub fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Methods(args)) => methods::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
     });
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -1,13 +1,15 @@
 //! What an answer took: the closing table, the JSON object, the notes.
 
-use ecokv::Engine;
+use ecokv::model::{ImageCost, ImageLimits};
 use ecokv::template::Source;
+use ecokv::{Engine, Modalities, Modality};
 use ecokv_core::Recent;
 use serde::Serialize;
 
 use super::args::RunArgs;
 use super::choice::Choice;
 use super::generate::{Answer, End, Prepared};
+use super::memory::peak_rss_bytes;
 use super::methods;
 use super::output::{bytes, columns, note, plain};
 
@@ -18,6 +20,7 @@ struct Report<'a> {
     tokens: &'a [u32],
     prompt_tokens: usize,
     image_tokens: usize,
+    image_tiles: usize,
     method: &'a str,
     budget: Option<u32>,
     /// `[n_layers][n_kv_heads]`
@@ -40,6 +43,7 @@ pub fn json(choice: &Choice, answer: &Answer) -> String {
         tokens: &answer.tokens,
         prompt_tokens: answer.prompt_tokens,
         image_tokens: answer.image_tokens,
+        image_tiles: answer.image_tiles,
         method: choice.name,
         budget: choice.eviction.map(|e| e.budget),
         kept: &s.kept,
@@ -66,12 +70,12 @@ pub fn table(engine: &Engine, args: &RunArgs, choice: &Choice, prepared: &Prepar
         ("prompt", format!("{}, {} of them from images", tokens(answer.prompt_tokens), answer.image_tokens)),
         ("answer", format!("{}, ended by {}", tokens(answer.tokens.len()), end(engine, answer.end))),
         ("sampling", sampling(args)),
-        ("method", method(choice)),
+        ("method", method(args, choice)),
         ("kept", kept(answer)),
         ("KV cache", kv_cache(answer)),
     ];
     if answer.image_tokens > 0 {
-        rows.push(("images", format!("{:.3} s", prepared.elapsed.as_secs_f64())));
+        rows.push(("images", images(args, prepared)));
     }
     rows.extend([
         ("prefill", seconds(s.prefill.as_secs_f64(), answer.prompt_tokens)),
@@ -130,6 +134,22 @@ fn rate(n: usize, seconds: f64) -> Option<f64> {
     (n > 0 && seconds > 0.0).then(|| n as f64 / seconds)
 }
 
+/// Count, cost, limits and time.
+fn images(args: &RunArgs, prepared: &Prepared) -> String {
+    let costs = prepared.prompt.image_costs();
+    let total = |of: fn(&ImageCost) -> usize| costs.iter().map(of).sum::<usize>();
+    let (n_tokens, n_tiles) = (total(|c| c.n_tokens), total(|c| c.n_tiles));
+    let longest = costs.iter().map(|c| c.longest_edge).max().unwrap_or(0);
+    let limits = args.limits.limits();
+    let limits = if limits == ImageLimits::default() { "none".into() } else { limits.to_string() };
+    format!(
+        "{} in {n_tiles} tiles, {}, longest edge {longest}; limits for each: {limits}; {:.3} s",
+        costs.len(),
+        tokens(n_tokens),
+        prepared.elapsed.as_secs_f64()
+    )
+}
+
 fn tokens(n: usize) -> String {
     if n == 1 { "1 token".into() } else { format!("{n} tokens") }
 }
@@ -149,10 +169,17 @@ fn sampling(args: &RunArgs) -> String {
     format!("temperature {}, top-k {}, top-p {}, seed {}", args.temp, args.top_k, args.top_p, args.seed)
 }
 
-fn method(choice: &Choice) -> String {
+fn method(args: &RunArgs, choice: &Choice) -> String {
     let Some(e) = choice.eviction else { return format!("{}, everything is kept", choice.name) };
     let (heads, layers) = (methods::head_budget(e.policy.head_budget), methods::layer_budget(e.layer_budget));
-    let protects = methods::protects(e.policy.protect);
+    let Modalities { protect, image_budget } = args.method.modalities();
+    let whole = match protect {
+        None => "",
+        Some(Modality::Text) => ", all text",
+        Some(Modality::Image) => ", all images",
+    };
+    let share = image_budget.map_or(String::new(), |n| format!("; {n} of the budget for images"));
+    let protects = methods::protects(e.policy.protect) + whole + &share;
     format!("{}, budget {}; heads {heads}; layers {layers}; protects {protects}", choice.name, e.budget)
 }
 
@@ -176,11 +203,4 @@ fn window_note(choice: &Choice, answer: &Answer) -> Option<String> {
     }
     let (name, budget) = (choice.name, e.budget);
     Some(format!("{name}: of the window of {window} entries only {least} are kept, as the budget is {budget}"))
-}
-
-/// The most memory this process has had in use.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
-    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

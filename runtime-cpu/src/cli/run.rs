@@ -34,7 +34,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let images = read_images(args)?;
     let progress = Progress::new();
     progress.stage("opening the model");
-    let engine = Engine::open(model, args.mmproj.as_deref(), args.engine_options())?;
+    let engine =
+        Engine::open(model, args.mmproj.as_deref(), args.engine_options())?.with_image_limits(args.limits.limits());
     answer(&engine, args, &choice, text, &images, &progress)
 }
 

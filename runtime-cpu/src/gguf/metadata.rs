@@ -111,6 +111,14 @@ impl Metadata {
         })
     }
 
+    /// An array of booleans, if the key is there.
+    pub fn opt_bool_array(&self, key: &str) -> Result<Option<&[bool]>, Error> {
+        self.typed(key, "an array of booleans", |v| match v {
+            Value::Bools(b) => Some(b.as_slice()),
+            _ => None,
+        })
+    }
+
     /// An array of strings.
     pub fn str_array(&self, key: &str) -> Result<&[String], Error> {
         self.required(key, self.opt_str_array(key)?)

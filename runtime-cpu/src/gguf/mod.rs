@@ -132,6 +132,17 @@ enum Bytes {
     Static(&'static [u8]),
 }
 
+impl Bytes {
+    fn release(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        if let Bytes::Map(map) = self {
+            // SAFETY: the map is of a file, private and never written: a dropped page is read from the file again.
+            // Failure means nothing.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+        }
+    }
+}
+
 impl std::ops::Deref for Bytes {
     type Target = [u8];
 

@@ -87,6 +87,12 @@ impl Tensor {
         &self.data()[r * row_bytes..][..row_bytes]
     }
 
+    /// Tells the system that the data will not be read again soon: its pages leave memory, and come back from the file
+    /// if they are read after all.
+    pub fn release(&self) {
+        self.file.bytes.release(self.info().range.clone());
+    }
+
     /// All elements as f32 `[n_rows][n_cols]`. Meant for small tensors such as norms and biases.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.info().n_elements()];

@@ -58,6 +58,35 @@ impl RgbImage {
         &self.pixels
     }
 
+    /// The picture in the middle of a black one, which must not be smaller; an odd pixel goes right or below.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if it is smaller.
+    pub(crate) fn centred(&self, width: u32, height: u32) -> Result<RgbImage, Error> {
+        let (Some(beside), Some(above)) = (width.checked_sub(self.width), height.checked_sub(self.height)) else {
+            let what = format!("{}x{} pixels do not fit {width}x{height}", self.width, self.height);
+            return Err(Error::Image { what });
+        };
+        let (left, top) = (beside as usize / 2, above as usize / 2);
+        let mut pixels = vec![0; width as usize * height as usize * 3];
+        let rows = pixels.chunks_exact_mut(width as usize * 3).skip(top);
+        for (y, row) in (0..self.height as usize).zip(rows) {
+            row[left * 3..][..self.width as usize * 3].copy_from_slice(self.row(y));
+        }
+        RgbImage::from_rgb(width, height, pixels)
+    }
+
+    /// Cut into squares, row by row. What is beyond the last whole square is left out.
+    pub(crate) fn squares(&self, side: u32) -> Vec<RgbImage> {
+        let (n, bytes) = (side as usize, side as usize * 3);
+        let corners = (0..self.height / side).flat_map(|y| (0..self.width / side).map(move |x| (x, y)));
+        let square = |(x, y): (u32, u32)| {
+            let rows = (0..n).flat_map(|i| &self.row(y as usize * n + i)[x as usize * bytes..][..bytes]);
+            RgbImage { width: side, height: side, pixels: rows.copied().collect() }
+        };
+        corners.map(square).collect()
+    }
+
     fn row(&self, y: usize) -> &[u8] {
         let n = self.width as usize * 3;
         &self.pixels[y * n..][..n]

@@ -5,13 +5,10 @@ use std::cell::RefCell;
 
 use half::f16;
 
-use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
+use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
 use super::scalar::TWO_PLANES;
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, generic};
+use super::{GROUP, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, generic};
 use crate::quant::{GgmlType, dequantize_row};
-
-/// Tokens that share the loads of a panel.
-const TOKENS: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
@@ -69,162 +66,10 @@ pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     unsafe { with_format!(w.ty, F => fx::gemv::<F, false>(w, x, out)) }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
-    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
-    unsafe {
-        with_format!(w.ty, F => if x.low.is_empty() { gemm::<F, false>(w, x, tokens, out) } else { gemm::<F, true>(w, x, tokens, out) })
-    }
-}
-
 // Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
 // the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
-    static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
-}
-
-#[inline(always)]
-unsafe fn gemm<F: Format, const TWO: bool>(
-    w: WeightRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: &mut [f32],
-) {
-    let n_rows = w.n_rows();
-    let mut panel = PANEL.take();
-    panel.resize::<F>(w.n_cols);
-    for from in (0..n_rows).step_by(PANEL_ROWS) {
-        let to = (from + PANEL_ROWS).min(n_rows);
-        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-        unsafe {
-            fx::pack::<F, false>(w.slice(from, to), &mut panel);
-            let mut t = tokens.start;
-            while t < tokens.end {
-                let n = (tokens.end - t).min(TOKENS);
-                let out = &mut out[(t - tokens.start) * n_rows + from..];
-                if n == TOKENS {
-                    tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += TOKENS;
-                } else {
-                    tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += 1;
-                }
-            }
-        }
-    }
-    PANEL.set(panel);
-}
-
-/// `out[t][r]` for 16 rows r and `N` tokens from `first`.
-#[inline(always)]
-unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
-    panel: &Panel,
-    x: &Q8Rows,
-    first: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    n_rows: usize,
-) {
-    let n_groups = x.n_cols / GROUP;
-    let halves = 1 + usize::from(F::HALVES);
-    for side in 0..2 {
-        // SAFETY: panel and activations cover all groups; features by the caller.
-        unsafe {
-            let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
-            let low = if TWO { &x.low } else { &x.q };
-            let xl: [*const i8; N] = std::array::from_fn(|t| low.as_ptr().add((first + t) * x.n_cols));
-            let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
-            let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
-            let mut acc = [_mm256_setzero_ps(); N];
-            for group in 0..n_groups {
-                let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 32 * side);
-                for h in 0..halves {
-                    let steps = 8 / halves;
-                    let (q, at) = (q.add(64 * steps * h), group * GROUP + 4 * steps * h);
-                    let mut part = dots::<F, N>(q, xq.map(|p| p.add(at)), steps);
-                    if TWO {
-                        let low = dots::<F, N>(q, xl.map(|p| p.add(at)), steps);
-                        for (part, low) in part.iter_mut().zip(low) {
-                            *part = _mm256_add_epi32(_mm256_slli_epi32::<7>(*part), low);
-                        }
-                    }
-                    let at = (group * halves + h) * PANEL_ROWS + 8 * side;
-                    let scale = _mm256_loadu_ps(panel.scale.as_ptr().add(at));
-                    let min = _mm256_loadu_ps(panel.min.as_ptr().add(at));
-                    for t in 0..N {
-                        let d = _mm256_mul_ps(scale, _mm256_set1_ps(*xd[t].add(group)));
-                        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part[t]), d, acc[t]);
-                        if !F::SIGNED {
-                            let s = if F::HALVES {
-                                *xs[t].add(2 * group + h)
-                            } else {
-                                *xs[t].add(2 * group) + *xs[t].add(2 * group + 1)
-                            };
-                            acc[t] = _mm256_fmadd_ps(min, _mm256_set1_ps(s), acc[t]);
-                        }
-                    }
-                }
-            }
-            for (t, v) in acc.into_iter().enumerate() {
-                store(v, &mut out[t * out_stride..], 8 * side, n_rows);
-            }
-        }
-    }
-}
-
-/// Integer dot products of `steps` groups of four columns: `[N]` tokens x 8 rows.
-#[inline(always)]
-unsafe fn dots<F: Format, const N: usize>(q: *const u8, x: [*const i8; N], steps: usize) -> [__m256i; N] {
-    // A maddubs product pair is at most 2 * MAX * 127; this many fit in 16 bits.
-    let chain = match F::MAX {
-        _ if F::SIGNED => 1,
-        0..=15 => 8,
-        16..=31 => 4,
-        32..=63 => 2,
-        _ => 1,
-    };
-    // SAFETY: the caller's contract.
-    unsafe {
-        let ones = _mm256_set1_epi16(1);
-        let mut sum = [_mm256_setzero_si256(); N];
-        let mut c = 0;
-        while c < steps {
-            let mut pairs = [_mm256_setzero_si256(); N];
-            for _ in 0..chain.min(steps) {
-                let w = _mm256_loadu_si256(q.add(64 * c).cast());
-                for t in 0..N {
-                    let v = _mm256_set1_epi32(x[t].add(4 * c).cast::<i32>().read_unaligned());
-                    let p = if F::SIGNED {
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w))
-                    } else {
-                        _mm256_maddubs_epi16(w, v)
-                    };
-                    pairs[t] = if chain == 1 { p } else { _mm256_add_epi16(pairs[t], p) };
-                }
-                c += 1;
-            }
-            for t in 0..N {
-                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs[t], ones));
-            }
-        }
-        sum
-    }
-}
-
-/// Writes lanes `at..at + 8` of a row of `n` valid ones.
-#[inline(always)]
-unsafe fn store(v: __m256, out: &mut [f32], at: usize, n: usize) {
-    // SAFETY: features by the caller; the whole store is used only where eight values fit.
-    unsafe {
-        if at + 8 <= n {
-            _mm256_storeu_ps(out[at..at + 8].as_mut_ptr(), v);
-        } else if at < n {
-            let mut lanes = [0.0; 8];
-            _mm256_storeu_ps(lanes.as_mut_ptr(), v);
-            out[at..n].copy_from_slice(&lanes[..n - at]);
-        }
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -264,7 +109,7 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
     if x.len() < 3 * w.n_cols {
         for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
             // SAFETY: the weights have n_rows rows of n_cols elements.
-            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+            unsafe { dot_rows::<E>(x, w.data.as_ptr(), out) };
         }
         return;
     }
@@ -300,8 +145,8 @@ unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_st
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
-pub(super) unsafe fn panel_f32(
+#[allow(clippy::too_many_arguments)] // a matrix product has this many strides
+unsafe fn panel_f32(
     panel: &[f32],
     panel_stride: usize,
     x: &[f32],
@@ -363,98 +208,25 @@ unsafe fn panel_tile<const N: usize>(
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-    unsafe {
-        match k {
-            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
-            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
-        }
-    }
-}
-
-/// Scores of `G` query rows against `len` rows of `E`.
+/// `out[i] = x . w[i]` for rows of `E`.
 #[inline(always)]
-unsafe fn dot_group<E: Elem, const G: usize>(
-    q: &[f32],
-    k: *const u8,
-    d: usize,
-    len: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
+unsafe fn dot_rows<E: Elem>(x: &[f32], w: *const u8, out: &mut [f32]) {
+    let d = x.len();
     let whole = d / 8 * 8;
-    for i in 0..len {
-        // SAFETY: row i has d elements, q has G rows of d values (caller).
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: row i has as many elements as x (caller).
         unsafe {
-            let row = k.add(i * d * E::BYTES);
-            let mut acc = [_mm256_setzero_ps(); G];
-            for c in (0..whole).step_by(8) {
-                let v = E::load8(row.add(c * E::BYTES));
-                for (g, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm256_fmadd_ps(v, _mm256_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
-                }
-            }
-            for (g, acc) in acc.into_iter().enumerate() {
-                let mut s = fx::horizontal_sum(acc);
-                for c in whole..d {
-                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
-                }
-                *scores.get_unchecked_mut(g * len + i) = scale * s;
-            }
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
-        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-        unsafe {
-            match v {
-                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
-                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
-    let mut c = 0;
-    // SAFETY: every row of v has d elements (caller); columns stay below d.
-    unsafe {
-        while c + 64 <= d {
-            let mut acc = [_mm256_setzero_ps(); 8];
-            for (i, &p) in p.iter().enumerate() {
-                let p = _mm256_set1_ps(p);
-                for (j, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm256_fmadd_ps(p, E::load8(v.add((i * d + c + 8 * j) * E::BYTES)), *acc);
-                }
-            }
-            for (j, acc) in acc.into_iter().enumerate() {
-                _mm256_storeu_ps(out.as_mut_ptr().add(c + 8 * j), acc);
-            }
-            c += 64;
-        }
-        while c + 8 <= d {
+            let row = w.add(i * d * E::BYTES);
             let mut acc = _mm256_setzero_ps();
-            for (i, &p) in p.iter().enumerate() {
-                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
+            for c in (0..whole).step_by(8) {
+                acc = _mm256_fmadd_ps(E::load8(row.add(c * E::BYTES)), _mm256_loadu_ps(x.as_ptr().add(c)), acc);
             }
-            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
-            c += 8;
-        }
-        for c in c..d {
-            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
+            *out = fx::horizontal_sum(acc);
+            for c in whole..d {
+                *out += x[c] * E::load1(row.add(c * E::BYTES));
+            }
         }
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
-    generic::exp_max_sum::<true>(x, floor)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -6,12 +6,9 @@ use std::cell::RefCell;
 
 use half::f16;
 
-use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, Format, Panel, with_format};
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, avx2, generic};
+use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
+use super::{PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2, generic};
 use crate::quant::{GgmlType, dequantize_row};
-
-/// Tokens that share the loads of a panel.
-const TOKENS: usize = 12;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
@@ -25,125 +22,10 @@ pub(super) unsafe fn gemv_q8(w: WeightRows<'_>, x: Q8Row<'_>, out: &mut [f32]) {
     unsafe { with_format!(w.ty, F => fx::gemv::<F, true>(w, x, out)) }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn gemm_q8(w: WeightRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
-    // SAFETY: the features of this function; shapes are checked by `Dispatch`.
-    unsafe {
-        with_format!(w.ty, F => if x.low.is_empty() { gemm::<F, false>(w, x, tokens, out) } else { gemm::<F, true>(w, x, tokens, out) })
-    }
-}
-
 // Buffers are taken out, used and put back: the body of a closure given to `with_borrow_mut` would be compiled without
 // the CPU features of the function around it, and every intrinsic in it would become a call.
 thread_local! {
-    static PANEL: RefCell<Panel> = RefCell::default();
     static FLOATS: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
-}
-
-#[inline(always)]
-unsafe fn gemm<F: Format, const TWO: bool>(
-    w: WeightRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: &mut [f32],
-) {
-    let n_rows = w.n_rows();
-    let mut panel = PANEL.take();
-    panel.resize::<F>(w.n_cols);
-    for from in (0..n_rows).step_by(PANEL_ROWS) {
-        let to = (from + PANEL_ROWS).min(n_rows);
-        // SAFETY: the caller has the features; tokens and rows are in bounds (checked by `Dispatch`).
-        unsafe {
-            fx::pack::<F, true>(w.slice(from, to), &mut panel);
-            let mut t = tokens.start;
-            while t < tokens.end {
-                let n = (tokens.end - t).min(TOKENS);
-                let out = &mut out[(t - tokens.start) * n_rows + from..];
-                if n == TOKENS {
-                    tile::<F, TOKENS, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += TOKENS;
-                } else if n >= 4 {
-                    tile::<F, 4, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += 4;
-                } else {
-                    tile::<F, 1, TWO>(&panel, x, t, out, n_rows, to - from);
-                    t += 1;
-                }
-            }
-        }
-    }
-    PANEL.set(panel);
-}
-
-/// `out[t][r]` for 16 rows r and `N` tokens from `first`.
-#[inline(always)]
-unsafe fn tile<F: Format, const N: usize, const TWO: bool>(
-    panel: &Panel,
-    x: &Q8Rows,
-    first: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    n_rows: usize,
-) {
-    let n_groups = x.n_cols / GROUP;
-    let halves = 1 + usize::from(F::HALVES);
-    // SAFETY: panel and activations cover all groups; features by the caller.
-    unsafe {
-        let xq: [*const i8; N] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.n_cols));
-        let low = if TWO { &x.low } else { &x.q };
-        let xl: [*const i8; N] = std::array::from_fn(|t| low.as_ptr().add((first + t) * x.n_cols));
-        let xd: [*const f32; N] = std::array::from_fn(|t| x.d.as_ptr().add((first + t) * n_groups));
-        let xs: [*const f32; N] = std::array::from_fn(|t| x.s.as_ptr().add((first + t) * n_groups * 2));
-        let mut acc = [_mm512_setzero_ps(); N];
-        for group in 0..n_groups {
-            for h in 0..halves {
-                let steps = 8 / halves;
-                let q = panel.q.as_ptr().add(group * GROUP * PANEL_ROWS + 64 * steps * h);
-                let at = group * GROUP + 4 * steps * h;
-                let mut part = dots([_mm512_setzero_si512(); N], q, xq.map(|p| p.add(at)), steps);
-                if TWO {
-                    // A loop and not a closure: closures do not have the caller's instruction set.
-                    for part in &mut part {
-                        *part = _mm512_slli_epi32::<7>(*part);
-                    }
-                    part = dots(part, q, xl.map(|p| p.add(at)), steps);
-                }
-                let at = (group * halves + h) * PANEL_ROWS;
-                let scale = _mm512_loadu_ps(panel.scale.as_ptr().add(at));
-                let min = _mm512_loadu_ps(panel.min.as_ptr().add(at));
-                for t in 0..N {
-                    let d = _mm512_mul_ps(scale, _mm512_set1_ps(*xd[t].add(group)));
-                    let s = if F::HALVES {
-                        *xs[t].add(2 * group + h)
-                    } else {
-                        *xs[t].add(2 * group) + *xs[t].add(2 * group + 1)
-                    };
-                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[t]), d, acc[t]);
-                    acc[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(s), acc[t]);
-                }
-            }
-        }
-        for (t, v) in acc.into_iter().enumerate() {
-            let out = &mut out[t * out_stride..t * out_stride + n_rows];
-            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes(n_rows), v);
-        }
-    }
-}
-
-/// Adds integer dot products of `steps` groups of four columns: `[N]` tokens x 16 rows.
-#[inline(always)]
-unsafe fn dots<const N: usize>(mut sum: [__m512i; N], q: *const u8, x: [*const i8; N], steps: usize) -> [__m512i; N] {
-    // SAFETY: the caller's contract.
-    unsafe {
-        for c in 0..steps {
-            let w = _mm512_loadu_si512(q.add(64 * c).cast());
-            for t in 0..N {
-                let v = x[t].add(4 * c).cast::<i32>().read_unaligned();
-                sum[t] = _mm512_dpbusd_epi32(sum[t], w, _mm512_set1_epi32(v));
-            }
-        }
-        sum
-    }
 }
 
 /// Mask of the first `n` lanes of 16.
@@ -186,7 +68,7 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
     if x.len() < 3 * w.n_cols {
         for (x, out) in x.chunks_exact(w.n_cols).zip(out.chunks_exact_mut(n_rows)) {
             // SAFETY: the weights have n_rows rows of n_cols elements.
-            unsafe { dot_group::<E, 1>(x, w.data.as_ptr(), w.n_cols, n_rows, 1.0, out) };
+            unsafe { dot_rows::<E>(x, w.data.as_ptr(), out) };
         }
         return;
     }
@@ -208,23 +90,6 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
 unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
     // SAFETY: the panel holds k rows of 16; lanes beyond n are not written.
     unsafe { panel_masked(panel, PANEL_ROWS, x, k, k, x.len() / k, &mut out[from..], out_stride, false, lanes(n)) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
-pub(super) unsafe fn panel_f32(
-    panel: &[f32],
-    panel_stride: usize,
-    x: &[f32],
-    x_stride: usize,
-    k: usize,
-    n: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    add: bool,
-) {
-    // SAFETY: shapes are checked by `Dispatch`.
-    unsafe { panel_masked(panel, panel_stride, x, x_stride, k, n, out, out_stride, add, lanes(PANEL_ROWS)) }
 }
 
 #[inline(always)]
@@ -292,98 +157,25 @@ unsafe fn panel_tile<const N: usize>(
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-    // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-    unsafe {
-        match k {
-            KvRows::F32(k) => fx::in_groups!(dot_group, F32Elem, q, k, head_dim, len, scale, scores),
-            KvRows::F16(k) => fx::in_groups!(dot_group, F16Elem, q, k, head_dim, len, scale, scores),
-        }
-    }
-}
-
-/// Scores of `G` query rows against `len` rows of `E`.
+/// `out[i] = x . w[i]` for rows of `E`.
 #[inline(always)]
-unsafe fn dot_group<E: Elem, const G: usize>(
-    q: &[f32],
-    k: *const u8,
-    d: usize,
-    len: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
+unsafe fn dot_rows<E: Elem>(x: &[f32], w: *const u8, out: &mut [f32]) {
+    let d = x.len();
     let whole = d / 16 * 16;
-    for i in 0..len {
-        // SAFETY: row i has d elements, q has G rows of d values (caller).
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: row i has as many elements as x (caller).
         unsafe {
-            let row = k.add(i * d * E::BYTES);
-            let mut acc = [_mm512_setzero_ps(); G];
+            let row = w.add(i * d * E::BYTES);
+            let mut acc = _mm512_setzero_ps();
             for c in (0..whole).step_by(16) {
-                let v = E::load16(row.add(c * E::BYTES));
-                for (g, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_fmadd_ps(v, _mm512_loadu_ps(q.as_ptr().add(g * d + c)), *acc);
-                }
+                acc = _mm512_fmadd_ps(E::load16(row.add(c * E::BYTES)), _mm512_loadu_ps(x.as_ptr().add(c)), acc);
             }
-            for (g, acc) in acc.into_iter().enumerate() {
-                let mut s = _mm512_reduce_add_ps(acc);
-                for c in whole..d {
-                    s += q[g * d + c] * E::load1(row.add(c * E::BYTES));
-                }
-                *scores.get_unchecked_mut(g * len + i) = scale * s;
+            *out = _mm512_reduce_add_ps(acc);
+            for c in whole..d {
+                *out += x[c] * E::load1(row.add(c * E::BYTES));
             }
         }
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
-        // SAFETY: shapes are checked by `Dispatch`; the CPU has the features.
-        unsafe {
-            match v {
-                KvRows::F32(v) => weighted::<F32Elem>(p, v.as_ptr().cast(), head_dim, out),
-                KvRows::F16(v) => weighted::<F16Elem>(p, v.as_ptr().cast(), head_dim, out),
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted<E: Elem>(p: &[f32], v: *const u8, d: usize, out: &mut [f32]) {
-    let mut c = 0;
-    // SAFETY: every row of v has d elements (caller); columns stay below d.
-    unsafe {
-        while c + 64 <= d {
-            let mut acc = [_mm512_setzero_ps(); 4];
-            for (i, &p) in p.iter().enumerate() {
-                let p = _mm512_set1_ps(p);
-                for (j, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_fmadd_ps(p, E::load16(v.add((i * d + c + 16 * j) * E::BYTES)), *acc);
-                }
-            }
-            for (j, acc) in acc.into_iter().enumerate() {
-                _mm512_storeu_ps(out.as_mut_ptr().add(c + 16 * j), acc);
-            }
-            c += 64;
-        }
-        while c + 8 <= d {
-            let mut acc = _mm256_setzero_ps();
-            for (i, &p) in p.iter().enumerate() {
-                acc = _mm256_fmadd_ps(_mm256_set1_ps(p), E::load8(v.add((i * d + c) * E::BYTES)), acc);
-            }
-            _mm256_storeu_ps(out.as_mut_ptr().add(c), acc);
-            c += 8;
-        }
-        for c in c..d {
-            out[c] = p.iter().enumerate().map(|(i, p)| p * E::load1(v.add((i * d + c) * E::BYTES))).sum();
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
-    generic::exp_max_sum::<true>(x, floor)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]

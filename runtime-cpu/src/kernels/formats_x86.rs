@@ -17,8 +17,6 @@ pub(super) trait Format {
     const SIGNED: bool = false;
     /// The two halves of a group have scales of their own.
     const HALVES: bool = false;
-    /// Largest `q` if unsigned: decides how many byte products fit in 16 bits.
-    const MAX: i32 = 255;
     /// Scales and mins of a block.
     type Header: Copy;
 
@@ -92,26 +90,6 @@ macro_rules! with_format {
 }
 pub(super) use with_format;
 
-/// Runs `$kernel::<E, G>` over the query rows of a group, up to four at a time.
-macro_rules! in_groups {
-    ($kernel:ident, $elem:ty, $q:expr, $k:expr, $d:expr, $len:expr, $scale:expr, $scores:expr) => {{
-        let k = $k.as_ptr().cast::<u8>();
-        let group = $q.len() / $d;
-        let mut from = 0;
-        while from < group {
-            let (q, scores) = (&$q[from * $d..], &mut $scores[from * $len..]);
-            match group - from {
-                4.. => $kernel::<$elem, 4>(q, k, $d, $len, $scale, scores),
-                3 => $kernel::<$elem, 3>(q, k, $d, $len, $scale, scores),
-                2 => $kernel::<$elem, 2>(q, k, $d, $len, $scale, scores),
-                _ => $kernel::<$elem, 1>(q, k, $d, $len, $scale, scores),
-            }
-            from += (group - from).min(4);
-        }
-    }};
-}
-pub(super) use in_groups;
-
 pub(super) struct Q4_0;
 pub(super) struct Q4_1;
 pub(super) struct Q5_0;
@@ -126,12 +104,11 @@ pub(super) struct Iq4Nl;
 pub(super) struct Iq4Xs;
 
 macro_rules! simple_format {
-    ($name:ident, $bytes:expr, $signed:expr, $max:expr, |$b:ident| $header:expr, |$q:ident| $quants:expr) => {
+    ($name:ident, $bytes:expr, $signed:expr, |$b:ident| $header:expr, |$q:ident| $quants:expr) => {
         impl Format for $name {
             const BLOCK_BYTES: usize = $bytes;
             const GROUPS: usize = 1;
             const SIGNED: bool = $signed;
-            const MAX: i32 = $max;
             type Header = (f32, f32);
             #[inline(always)]
             unsafe fn header($b: *const u8) -> (f32, f32) {
@@ -155,15 +132,15 @@ macro_rules! simple_format {
     };
 }
 
-simple_format!(Q4_0, 18, false, 15, |b| offset(f16_at(b), -8.0), |b| nibbles(b.add(2)));
-simple_format!(Q4_1, 20, false, 15, |b| f16_pair_at(b), |b| nibbles(b.add(4)));
-simple_format!(Q5_0, 22, false, 31, |b| offset(f16_at(b), -16.0), |b| _mm256_or_si256(
+simple_format!(Q4_0, 18, false, |b| offset(f16_at(b), -8.0), |b| nibbles(b.add(2)));
+simple_format!(Q4_1, 20, false, |b| f16_pair_at(b), |b| nibbles(b.add(4)));
+simple_format!(Q5_0, 22, false, |b| offset(f16_at(b), -16.0), |b| _mm256_or_si256(
     nibbles(b.add(6)),
     fifth_bits(b.add(2))
 ));
-simple_format!(Q5_1, 24, false, 31, |b| f16_pair_at(b), |b| _mm256_or_si256(nibbles(b.add(8)), fifth_bits(b.add(4))));
-simple_format!(Q8_0, 34, true, 127, |b| (f16_at(b), 0.0), |b| _mm256_loadu_si256(b.add(2).cast()));
-simple_format!(Iq4Nl, 18, true, 127, |b| (f16_at(b), 0.0), |b| iq4(nibbles(b.add(2))));
+simple_format!(Q5_1, 24, false, |b| f16_pair_at(b), |b| _mm256_or_si256(nibbles(b.add(8)), fifth_bits(b.add(4))));
+simple_format!(Q8_0, 34, true, |b| (f16_at(b), 0.0), |b| _mm256_loadu_si256(b.add(2).cast()));
+simple_format!(Iq4Nl, 18, true, |b| (f16_at(b), 0.0), |b| iq4(nibbles(b.add(2))));
 
 /// Scale and min of quants whose zero lies at `-by`.
 #[inline(always)]
@@ -179,13 +156,12 @@ pub(super) struct KHeader<const N: usize> {
 }
 
 macro_rules! k_format {
-    ($name:ident, $bytes:expr, $signed:expr, $n:expr, $max:expr, |$b:ident| $header:expr, |$q:ident, $g:ident| $quants:expr) => {
+    ($name:ident, $bytes:expr, $signed:expr, $n:expr, |$b:ident| $header:expr, |$q:ident, $g:ident| $quants:expr) => {
         impl Format for $name {
             const BLOCK_BYTES: usize = $bytes;
             const GROUPS: usize = 8;
             const SIGNED: bool = $signed;
             const HALVES: bool = $n == 16;
-            const MAX: i32 = $max;
             type Header = KHeader<$n>;
             #[inline(always)]
             unsafe fn header(block: *const u8) -> KHeader<$n> {
@@ -217,7 +193,6 @@ k_format!(
     84,
     false,
     16,
-    3,
     |b| {
         let (d, m) = (f16_at(b.as_ptr().add(80)), f16_at(b.as_ptr().add(82)));
         KHeader {
@@ -232,7 +207,6 @@ k_format!(
     110,
     false,
     16,
-    7,
     |b| {
         let d = f16_at(b.as_ptr().add(108));
         let scale: [f32; 16] = std::array::from_fn(|i| d * f32::from(q3_scale(&b[96..108], i)));
@@ -245,8 +219,8 @@ k_format!(
         _mm256_or_si256(two_bits(b.add(32), g), high)
     }
 );
-k_format!(Q4K, 144, false, 8, 15, |b| k4_header(b), |b, g| nibble_plane(b.add(16 + 32 * (g / 2)), g % 2));
-k_format!(Q5K, 176, false, 8, 31, |b| k4_header(b), |b, g| {
+k_format!(Q4K, 144, false, 8, |b| k4_header(b), |b, g| nibble_plane(b.add(16 + 32 * (g / 2)), g % 2));
+k_format!(Q5K, 176, false, 8, |b| k4_header(b), |b, g| {
     let bits = _mm256_srl_epi16(_mm256_loadu_si256(b.add(16).cast()), _mm_cvtsi32_si128(g as i32));
     let high = _mm256_slli_epi16::<4>(_mm256_and_si256(bits, _mm256_set1_epi8(1)));
     _mm256_or_si256(nibble_plane(b.add(48 + 32 * (g / 2)), g % 2), high)
@@ -256,7 +230,6 @@ k_format!(
     210,
     false,
     16,
-    63,
     |b| {
         let d = f16_at(b.as_ptr().add(208));
         let scale: [f32; 16] = std::array::from_fn(|i| d * f32::from(b[192 + i] as i8));
@@ -276,7 +249,6 @@ k_format!(
     136,
     true,
     8,
-    127,
     |b| {
         let d = f16_at(b.as_ptr());
         let high = u16::from_le_bytes([b[2], b[3]]);
@@ -541,84 +513,6 @@ pub(super) unsafe fn horizontal_sum(v: __m256) -> f32 {
         let q = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let d = _mm_add_ps(q, _mm_movehl_ps(q, q));
         _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)))
-    }
-}
-
-/// 16 weight rows unpacked and interleaved for the matrix kernels.
-#[derive(Default)]
-pub(super) struct Panel {
-    /// `[n_cols / 32][8][16][4]`: eight steps of four columns, each with the bytes of 16 rows.
-    pub q: Vec<u8>,
-    /// `[n_cols / 32][16]`, or `[n_cols / 16][16]` for formats with halves.
-    pub scale: Vec<f32>,
-    /// As `scale`.
-    pub min: Vec<f32>,
-}
-
-impl Panel {
-    pub fn resize<F: Format>(&mut self, n_cols: usize) {
-        self.q.resize(n_cols * PANEL_ROWS, 0);
-        let n = n_cols / GROUP * (1 + usize::from(F::HALVES)) * PANEL_ROWS;
-        self.scale.resize(n, 0.0);
-        self.min.resize(n, 0.0);
-    }
-}
-
-/// Unpacks up to 16 rows; missing rows count as zeros. With `BIAS`, signed bytes become unsigned by adding 128.
-///
-/// # Safety
-/// The CPU has avx2 and f16c; `panel` was resized for these columns.
-#[inline(always)]
-pub(super) unsafe fn pack<F: Format, const BIAS: bool>(w: WeightRows<'_>, panel: &mut Panel) {
-    let n_rows = w.n_rows().min(PANEL_ROWS);
-    let n_blocks = w.n_cols / (F::GROUPS * GROUP);
-    let halves = 1 + usize::from(F::HALVES);
-    if n_rows < PANEL_ROWS {
-        panel.scale.fill(0.0);
-        panel.min.fill(0.0);
-    }
-    for half in 0..2 {
-        let rows = n_rows.saturating_sub(8 * half).min(8);
-        if rows == 0 {
-            break;
-        }
-        for b in 0..n_blocks {
-            // SAFETY: rows and blocks are in bounds; the panel has room for every column group (both checked above).
-            unsafe {
-                let mut blocks = [std::ptr::null(); 8];
-                let mut headers = [std::mem::MaybeUninit::<F::Header>::uninit(); 8];
-                for r in 0..8 {
-                    let row = 8 * half + r.min(rows - 1); // a missing row repeats the last one; its scale stays zero
-                    blocks[r] = w.data.as_ptr().add(row * w.row_bytes + b * F::BLOCK_BYTES);
-                    headers[r].write(F::header(blocks[r]));
-                }
-                for g in 0..F::GROUPS {
-                    let group = b * F::GROUPS + g;
-                    for r in 0..rows {
-                        let h = headers[r].assume_init_ref();
-                        let (s, m) = (F::scale(h, g), F::min(h, g));
-                        for i in 0..halves {
-                            let at = (group * halves + i) * PANEL_ROWS + 8 * half + r;
-                            *panel.scale.get_unchecked_mut(at) = s[i];
-                            *panel.min.get_unchecked_mut(at) =
-                                if F::SIGNED && BIAS { m[i] - 128.0 * s[i] } else { m[i] };
-                        }
-                    }
-                    let mut q = [_mm256_setzero_si256(); 8];
-                    for (q, &block) in q.iter_mut().zip(&blocks) {
-                        *q = F::quants(block, g);
-                        if F::SIGNED && BIAS {
-                            *q = _mm256_xor_si256(*q, _mm256_set1_epi8(-128));
-                        }
-                    }
-                    let columns = transpose_8x8(q);
-                    let to = panel.q.as_mut_ptr().add(group * GROUP * PANEL_ROWS + 32 * half);
-                    for (c, v) in columns.iter().enumerate() {
-                        _mm256_storeu_si256(to.add(c * 64).cast(), *v);
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -33,39 +33,6 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn exp_max_sum<const FMA: bool>(x: &mut [f32], floor: f32) -> (f32, f32) {
-    let mut max = [floor; LANES];
-    let (chunks, tail) = x.as_chunks::<LANES>();
-    for c in chunks {
-        for i in 0..LANES {
-            max[i] = if c[i] > max[i] { c[i] } else { max[i] };
-        }
-    }
-    let mut m = max.iter().fold(floor, |a, &b| if b > a { b } else { a });
-    for &t in tail {
-        m = if t > m { t } else { m };
-    }
-    if m == f32::NEG_INFINITY {
-        x.fill(0.0); // nothing is visible: no weights, rather than NaN
-        return (m, 0.0);
-    }
-    let mut sum = [0.0; LANES];
-    let (chunks, tail) = x.as_chunks_mut::<LANES>();
-    for c in chunks {
-        for i in 0..LANES {
-            c[i] = exp::<FMA>(c[i] - m);
-            sum[i] += c[i];
-        }
-    }
-    let mut s = tree(sum);
-    for t in tail {
-        *t = exp::<FMA>(*t - m);
-        s += *t;
-    }
-    (m, s)
-}
-
-#[inline(always)]
 pub(super) fn rms_norm<const FMA: bool>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let mut sum = [0.0; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();

@@ -13,7 +13,9 @@
 // Lanes, rows and blocks of several buffers are indexed side by side.
 #![allow(clippy::needless_range_loop)]
 
+mod attention;
 mod generic;
+mod packed;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -25,10 +27,17 @@ mod formats_x86;
 
 use half::f16;
 
+pub use attention::{KvRows, Partial, Q8Block, TILE_ROWS, Tile};
+pub use packed::{Packed, PackedRows};
+
+use crate::Error;
 use crate::quant::GgmlType;
 
 /// Rows of a panel: one vector lane each at the widest level.
 pub(crate) const PANEL_ROWS: usize = 16;
+
+/// Tokens that lie side by side for the kernels that take several at once.
+const TILE: usize = 8;
 
 /// Values that share one activation scale.
 pub(crate) const GROUP: usize = 32;
@@ -43,7 +52,15 @@ enum Level {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 /// One activation vector, quantised: `x[i] = d[i / 32] * q[i]` with one plane, `d[i / 32] * (128 q[i] + low[i])` with
@@ -68,6 +85,23 @@ pub struct Q8Rows {
     low: Vec<i8>,
     d: Vec<f32>,
     s: Vec<f32>,
+    total: Vec<f32>,
+    /// `[n / TILE][n_cols / 32]` The same once more, whole tiles only.
+    tiles: Vec<TileGroup>,
+    /// Tokens in `tiles`.
+    tiled: usize,
+}
+
+/// 32 columns of a tile of tokens, side by side.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct TileGroup {
+    /// Four columns each.
+    q: [[[i8; 4]; TILE]; GROUP / 4],
+    low: [[[i8; 4]; TILE]; GROUP / 4],
+    d: [f32; TILE],
+    total: [f32; TILE],
+    s: [[f32; TILE]; 2],
 }
 
 /// Mutable parts of one or more rows of [`Q8Rows`].
@@ -80,6 +114,8 @@ pub struct Q8Mut<'a> {
     pub d: &'a mut [f32],
     /// `[n][n_cols / 16]`
     pub s: &'a mut [f32],
+    /// `[n][n_cols / 32]` Sums of two neighbours of `s`.
+    pub total: &'a mut [f32],
 }
 
 /// Borrowed weight rows of one type, as they lie in the file.
@@ -95,15 +131,6 @@ pub struct WeightRows<'a> {
     pub n_cols: usize,
 }
 
-/// Rows of one head of the key or value cache: `[len][head_dim]`.
-#[derive(Clone, Copy, Debug)]
-pub enum KvRows<'a> {
-    /// 32-bit floats.
-    F32(&'a [f32]),
-    /// Half precision.
-    F16(&'a [f16]),
-}
-
 impl Q8Rows {
     /// Room for `n` rows of `n_cols` values, a multiple of 32, in one or two planes. Reuses its memory.
     pub fn resize(&mut self, n: usize, n_cols: usize, two_planes: bool) {
@@ -112,6 +139,8 @@ impl Q8Rows {
         self.low.resize(if two_planes { n * n_cols } else { 0 }, 0);
         self.d.resize(n * n_cols / GROUP, 0.0);
         self.s.resize(n * n_cols / (GROUP / 2), 0.0);
+        self.total.resize(n * n_cols / GROUP, 0.0);
+        self.tiled = 0;
     }
 
     /// Row `i`.
@@ -126,8 +155,51 @@ impl Q8Rows {
     pub fn chunks_mut(&mut self, rows: usize) -> Vec<Q8Mut<'_>> {
         let n = rows * self.n_cols;
         let mut low = self.low.chunks_mut(n);
-        let parts = self.q.chunks_mut(n).zip(self.d.chunks_mut(n / GROUP)).zip(self.s.chunks_mut(n / (GROUP / 2)));
-        parts.map(|((q, d), s)| Q8Mut { q, low: low.next().unwrap_or_default(), d, s }).collect()
+        let floats = self.d.chunks_mut(n / GROUP).zip(self.total.chunks_mut(n / GROUP));
+        let parts = self.q.chunks_mut(n).zip(floats).zip(self.s.chunks_mut(n / (GROUP / 2)));
+        parts.map(|((q, (d, total)), s)| Q8Mut { q, low: low.next().unwrap_or_default(), d, s, total }).collect()
+    }
+
+    /// Lays whole tiles of the filled rows side by side, which makes products of many tokens faster.
+    pub fn tile(&mut self, pool: &crate::threads::Pool) {
+        let (n, groups) = (self.n_cols, self.n_cols / GROUP);
+        let n_tiles = self.q.len() / n.max(1) / TILE;
+        const EMPTY: TileGroup = TileGroup {
+            q: [[[0; 4]; TILE]; GROUP / 4],
+            low: [[[0; 4]; TILE]; GROUP / 4],
+            d: [0.0; TILE],
+            total: [0.0; TILE],
+            s: [[0.0; TILE]; 2],
+        };
+        self.tiles.resize(n_tiles * groups, EMPTY);
+        self.tiled = n_tiles * TILE;
+        let Q8Rows { q, low, d, s, total, tiles, .. } = self;
+        pool.chunks(tiles, groups, |tile, records| {
+            for i in 0..TILE {
+                let t = tile * TILE + i;
+                for (g, to) in records.iter_mut().enumerate() {
+                    let at = t * n + g * GROUP;
+                    for (to, from) in to.q.iter_mut().zip(q[at..at + GROUP].as_chunks().0) {
+                        to[i] = *from;
+                    }
+                    if !low.is_empty() {
+                        for (to, from) in to.low.iter_mut().zip(low[at..at + GROUP].as_chunks().0) {
+                            to[i] = *from;
+                        }
+                    }
+                    let at = t * groups + g;
+                    to.d[i] = d[at];
+                    to.total[i] = total[at];
+                    to.s[0][i] = s[2 * at];
+                    to.s[1][i] = s[2 * at + 1];
+                }
+            }
+        });
+    }
+
+    /// All rows, for filling.
+    pub fn as_mut(&mut self) -> Q8Mut<'_> {
+        Q8Mut { q: &mut self.q, low: &mut self.low, d: &mut self.d, s: &mut self.s, total: &mut self.total }
     }
 }
 
@@ -153,27 +225,20 @@ impl<'a> WeightRows<'a> {
     }
 }
 
-impl KvRows<'_> {
-    /// Rows `from..to` of `head_dim` values each.
-    pub fn slice(&self, from: usize, to: usize, head_dim: usize) -> Self {
-        match self {
-            KvRows::F32(r) => KvRows::F32(&r[from * head_dim..to * head_dim]),
-            KvRows::F16(r) => KvRows::F16(&r[from * head_dim..to * head_dim]),
-        }
-    }
-}
-
 /// Calls the function of the level's file. The vector functions are `#[target_feature]`, hence the unsafe block.
 macro_rules! dispatch {
     ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
         match $self.0 {
             Level::Scalar => scalar::$name($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if detection found avx2, fma and f16c.
-            Level::Avx2 => unsafe { avx2::$name($($arg),*) },
+            // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
+            Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
         }
     };
 }
@@ -196,6 +261,9 @@ impl Dispatch {
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
                 levels.push(Dispatch(Level::Avx2));
+                if is_x86_feature_detected!("avxvnni") {
+                    levels.push(Dispatch(Level::AvxVnni));
+                }
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
@@ -206,22 +274,45 @@ impl Dispatch {
                 }
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            levels.push(Dispatch(Level::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                levels.push(Dispatch(Level::NeonDot));
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    levels.push(Dispatch(Level::NeonI8mm));
+                }
+            }
+        }
         levels
     }
 
-    /// The level called `name`, if this CPU has it.
-    pub fn by_name(name: &str) -> Option<Dispatch> {
-        Self::available().into_iter().find(|d| d.name() == name)
+    /// The level called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Dispatch`] if this CPU has no such level.
+    pub fn by_name(name: &str) -> Result<Dispatch, Error> {
+        let levels = Self::available();
+        let missing = || Error::Dispatch { name: name.into(), available: levels.iter().map(|d| d.name()).collect() };
+        levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
-    /// `scalar`, `avx2` or `avx512`.
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or `i8mm`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Level::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => "dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonI8mm => "i8mm",
         }
     }
 
@@ -231,7 +322,58 @@ impl Dispatch {
         let n = x.len();
         assert!(n.is_multiple_of(GROUP) && to.q.len() == n && (to.low.is_empty() || to.low.len() == n), "quantize_q8");
         assert!(to.d.len() * GROUP == n && to.s.len() * GROUP == 2 * n, "quantize_q8");
-        dispatch!(self, quantize_q8(x, to))
+        assert!(to.total.len() * GROUP == n, "quantize_q8");
+        let Q8Mut { q, low, d, s, total } = to;
+        dispatch!(self, quantize_q8(x, Q8Mut { q, low, d, s: &mut *s, total: &mut [] }));
+        for (total, s) in total.iter_mut().zip(s.as_chunks::<2>().0) {
+            *total = s[0] + s[1];
+        }
+    }
+
+    /// Whether weights are repacked for this level.
+    pub fn packs(self) -> bool {
+        self.0 != Level::Scalar
+    }
+
+    /// `out[t][r] = w[r] . x[t]` for the vectors `tokens` of `x` and repacked rows; `out` is `[tokens][n_rows]`.
+    pub fn gemm_packed(self, w: PackedRows<'_>, x: &Q8Rows, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+        assert!(out.len() == tokens.len() * w.n_rows && x.n_cols == w.n_cols, "gemm_packed shapes");
+        assert!(tokens.end * x.n_cols <= x.q.len(), "gemm_packed tokens");
+        // SAFETY: tokens and columns are those of `x` and `w`, and `out` has their size.
+        unsafe { self.gemm_panels(w, x, tokens, out.as_mut_ptr(), w.n_rows) }
+    }
+
+    /// # Safety
+    /// The tokens exist and have the columns of `w`; `out` reaches `[tokens][out_stride]`.
+    unsafe fn gemm_panels(
+        self,
+        w: PackedRows<'_>,
+        x: &Q8Rows,
+        tokens: std::ops::Range<usize>,
+        out: *mut f32,
+        out_stride: usize,
+    ) {
+        match self.0 {
+            Level::Scalar => unreachable!("weights are not repacked for the scalar level"),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds this level only if the CPU has it; the rest is the caller's contract.
+            Level::Avx2 => unsafe { packed::avx2::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::AvxVnni => unsafe { packed::avx2::gemm_vnni(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512 => unsafe { packed::avx512::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::Neon => unsafe { packed::neon::gemm(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonDot => unsafe { packed::neon::gemm_dotprod(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Level::NeonI8mm => unsafe { packed::neon::gemm_i8mm(w, x, tokens, out, out_stride) },
+        }
     }
 
     /// `out[r] = w[r] . x` for quantised rows; `out.len()` rows.
@@ -248,7 +390,15 @@ impl Dispatch {
         w.check();
         assert!(out.len() == tokens.len() * w.n_rows() && x.n_cols == w.n_cols, "gemm_q8 shapes");
         assert!(tokens.end * x.n_cols <= x.q.len(), "gemm_q8 tokens");
-        dispatch!(self, gemm_q8(w, x, tokens, out))
+        if !self.packs() {
+            return scalar::gemm_q8(w, x, tokens, out);
+        }
+        let n_rows = w.n_rows();
+        packed::unpacked(w, |panel, from| {
+            let out = &mut out[from..];
+            // SAFETY: tokens and columns are those of `x` and `w`; `out` begins at the panel's first row.
+            unsafe { self.gemm_panels(panel, x, tokens.clone(), out.as_mut_ptr(), n_rows) }
+        });
     }
 
     /// `out[t][r] = w[r] . x[t]` in float arithmetic; weights of any type are converted to f32 first.
@@ -257,44 +407,6 @@ impl Dispatch {
         w.check();
         assert!(x.len() * w.n_rows() == out.len() * w.n_cols, "gemm_f32 shapes");
         dispatch!(self, gemm_f32(w, x, out))
-    }
-
-    /// `out[t][j] (+)= sum_k x[t][k] * panel[k][j]` for 16 columns j: `x` is `[n][x_stride]` with `k` values used per
-    /// row, `panel` `[k][panel_stride]`, `out` `[n][out_stride]`.
-    #[allow(clippy::too_many_arguments)] // a matrix product has this many strides
-    pub fn panel_f32(
-        self,
-        panel: &[f32],
-        panel_stride: usize,
-        x: &[f32],
-        x_stride: usize,
-        k: usize,
-        out: &mut [f32],
-        out_stride: usize,
-        add: bool,
-    ) {
-        let n = x.len().div_ceil(x_stride);
-        assert!(k > 0 && x.len() >= (n - 1) * x_stride + k, "panel_f32: x");
-        assert!(panel.len() >= (k - 1) * panel_stride + PANEL_ROWS, "panel_f32: panel");
-        assert!(out.len() >= (n - 1) * out_stride + PANEL_ROWS, "panel_f32: out");
-        dispatch!(self, panel_f32(panel, panel_stride, x, x_stride, k, n, out, out_stride, add))
-    }
-
-    /// `scores[g][i] = scale * q[g] . k[i]`: `q` `[group][head_dim]`, `k` `[len][head_dim]`, `scores` `[group][len]`.
-    pub fn dot_rows(self, q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-        assert!(k.n_values() >= len * head_dim && scores.len() * head_dim == q.len() * len, "dot_rows shapes");
-        dispatch!(self, dot_rows(q, k, head_dim, len, scale, scores))
-    }
-
-    /// `out[g] = sum_i p[g][i] * v[i]`: `p` `[group][len]`, `v` `[len][head_dim]`, `out` `[group][head_dim]`.
-    pub fn weighted_rows(self, p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-        assert!(v.n_values() >= len * head_dim && p.len() * head_dim == out.len() * len, "weighted_rows shapes");
-        dispatch!(self, weighted_rows(p, v, head_dim, len, out))
-    }
-
-    /// Replaces `x` by `exp(x - max)`, where max is the largest of `x` and `floor`; returns `(max, sum)`.
-    pub fn exp_max_sum(self, x: &mut [f32], floor: f32) -> (f32, f32) {
-        dispatch!(self, exp_max_sum(x, floor))
     }
 
     /// `out = x / sqrt(mean(x^2) + eps) * weight`
@@ -320,14 +432,5 @@ impl Dispatch {
     /// f32 to f16, nearest even.
     pub fn to_f16(self, x: &[f32], out: &mut [f16]) {
         dispatch!(self, to_f16(x, out))
-    }
-}
-
-impl KvRows<'_> {
-    fn n_values(&self) -> usize {
-        match self {
-            KvRows::F32(r) => r.len(),
-            KvRows::F16(r) => r.len(),
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{GROUP, KvRows, PANEL_ROWS, Q8Mut, Q8Row, Q8Rows, WeightRows, generic};
+use super::{GROUP, Q8Mut, Q8Row, Q8Rows, WeightRows, generic};
 use crate::quant::{GgmlType, dequantize_row};
 
 pub(super) fn quantize_q8(x: &[f32], to: Q8Mut<'_>) {
@@ -54,70 +54,6 @@ pub(super) fn gemm_f32(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
             out[r] = dot(&values, x);
         }
     }
-}
-
-#[allow(clippy::too_many_arguments)] // the matrix product behind `Dispatch::panel_f32`
-pub(super) fn panel_f32(
-    panel: &[f32],
-    panel_stride: usize,
-    x: &[f32],
-    x_stride: usize,
-    k: usize,
-    n: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    add: bool,
-) {
-    for t in 0..n {
-        let mut acc = [0.0; PANEL_ROWS];
-        for (i, &v) in x[t * x_stride..][..k].iter().enumerate() {
-            for (a, w) in acc.iter_mut().zip(&panel[i * panel_stride..]) {
-                *a += v * w;
-            }
-        }
-        for (o, a) in out[t * out_stride..].iter_mut().zip(acc) {
-            *o = if add { *o + a } else { a };
-        }
-    }
-}
-
-pub(super) fn dot_rows(q: &[f32], k: KvRows<'_>, head_dim: usize, len: usize, scale: f32, scores: &mut [f32]) {
-    for (q, scores) in q.chunks_exact(head_dim).zip(scores.chunks_exact_mut(len)) {
-        match k {
-            KvRows::F32(k) => {
-                for (s, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
-                    *s = scale * dot(q, k);
-                }
-            }
-            KvRows::F16(k) => {
-                for (s, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
-                    *s = scale * q.iter().zip(k).map(|(a, b)| a * b.to_f32()).sum::<f32>();
-                }
-            }
-        }
-    }
-}
-
-pub(super) fn weighted_rows(p: &[f32], v: KvRows<'_>, head_dim: usize, len: usize, out: &mut [f32]) {
-    out.fill(0.0);
-    for (p, out) in p.chunks_exact(len).zip(out.chunks_exact_mut(head_dim)) {
-        match v {
-            KvRows::F32(v) => {
-                for (&p, v) in p.iter().zip(v.chunks_exact(head_dim)) {
-                    out.iter_mut().zip(v).for_each(|(o, v)| *o += p * v);
-                }
-            }
-            KvRows::F16(v) => {
-                for (&p, v) in p.iter().zip(v.chunks_exact(head_dim)) {
-                    out.iter_mut().zip(v).for_each(|(o, v)| *o += p * v.to_f32());
-                }
-            }
-        }
-    }
-}
-
-pub(super) fn exp_max_sum(x: &mut [f32], floor: f32) -> (f32, f32) {
-    generic::exp_max_sum::<false>(x, floor)
 }
 
 pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -263,11 +199,16 @@ pub(super) fn q3_scale(s: &[u8], i: usize) -> i8 {
 }
 
 /// Six-bit scale and min `i` of 8 of Q4_K and Q5_K; `s` are the 12 packed bytes.
-pub(super) fn k4_scale_min(s: &[u8], i: usize) -> (f32, f32) {
-    let (scale, min) = if i < 4 {
+pub(super) fn k4_codes(s: &[u8], i: usize) -> (u8, u8) {
+    if i < 4 {
         (s[i] & 63, s[i + 4] & 63)
     } else {
         ((s[i + 4] & 15) | ((s[i - 4] >> 6) << 4), (s[i + 4] >> 4) | ((s[i] >> 6) << 4))
-    };
+    }
+}
+
+/// As [`k4_codes`], as floats.
+pub(super) fn k4_scale_min(s: &[u8], i: usize) -> (f32, f32) {
+    let (scale, min) = k4_codes(s, i);
     (f32::from(scale), f32::from(min))
 }

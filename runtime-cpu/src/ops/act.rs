@@ -1,6 +1,7 @@
 //! Activation functions, in place.
 
 use super::Compute;
+use crate::kernels::Dispatch;
 
 const CHUNK: usize = 1 << 14;
 
@@ -26,4 +27,16 @@ pub fn gelu_tanh(cx: &Compute, x: &mut [f32]) {
     cx.pool.chunks(x, CHUNK, |_, x| {
         x.iter_mut().for_each(|v| *v = 0.5 * *v * (1.0 + (0.797_884_6 * (*v + 0.044_715 * *v * *v * *v)).tanh()));
     });
+}
+
+/// `gate[i] = gelu(gate[i]) * up[i]`, GELU by tanh; `up` is used up.
+///
+/// `(1 + tanh y) / 2` is `sigmoid(2 y)`, so with `z = 2 sqrt(2/pi) (x + 0.044715 x^3)` this is `z sigmoid(z) * up x / z`.
+pub fn gelu_mul(dispatch: Dispatch, gate: &mut [f32], up: &mut [f32]) {
+    for (x, up) in gate.iter_mut().zip(&mut *up) {
+        let slope = 1.595_769_1 * (1.0 + 0.044_715 * *x * *x);
+        *x *= slope;
+        *up /= slope;
+    }
+    dispatch.silu_mul(gate, up);
 }

@@ -1,15 +1,15 @@
-//! Streaming attention: the score matrix is never stored, only one tile of it per task.
+//! Streaming attention: the score matrix is never stored, only the scores of some queries and keys at a time.
+
+use std::cell::RefCell;
+use std::ops::Range;
 
 use super::Compute;
 use crate::cache::{LayerCache, Staging};
-use crate::kernels::KvRows;
+use crate::kernels::{Partial, TILE_ROWS, Tile};
 
-/// Keys per tile of a prefill task.
-const KEYS: usize = 64;
-/// Tokens per tile of a prefill task.
-const TOKENS: usize = 32;
-/// Cache rows per task of a decode step. Fixed, so that results do not depend on the number of threads.
-const DECODE_ROWS: usize = 256;
+thread_local! {
+    static TILE: RefCell<Tile> = RefCell::default();
+}
 
 /// Which rows a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,127 +18,56 @@ pub enum Mask {
     None,
     /// Its own row and those before it; the queries belong to the last rows of each head.
     Causal,
+    /// As `Causal`, but of those only rows less than so many positions before it.
+    Window(usize),
 }
 
 /// Attention of `n` queries over a staged layer. Query head j reads KV head `j / group`.
 ///
-/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. With [`Mask::Causal`] query `t` stands at row
-/// `len - n + t` of each head. Softmax and accumulation in f32.
+/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. Unless the mask is [`Mask::None`], query `t` stands at
+/// row `len - n + t` of each head. Softmax and accumulation in f32.
 pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32, out: &mut [f32]) {
-    let (n_heads, d) = (layer.n_kv_heads(), layer.head_dim());
-    let width = q.len() / n;
-    let group = width / (n_heads * d);
-    // Each KV head writes a plane of its own, [n_kv_heads][n][group * head_dim], so that tasks own contiguous memory.
-    let plane = n * group * d;
-    let mut planes = vec![0.0; n_heads * plane];
-    let tasks: Vec<_> = planes
-        .chunks_mut(plane)
+    let queries = Queries::new(q, n, layer, mask, scale);
+    // The rows that the queries of a KV head write, in the order of `Queries::tile`.
+    let mut rows: Vec<Vec<&mut [f32]>> =
+        (0..layer.n_kv_heads()).map(|_| Vec::with_capacity(n * queries.group)).collect();
+    for token in out.chunks_exact_mut(queries.width) {
+        for (j, row) in token.chunks_exact_mut(layer.head_dim()).enumerate() {
+            rows[j / queries.group].push(row);
+        }
+    }
+    let mut tasks: Vec<_> = rows
+        .iter_mut()
         .enumerate()
-        .flat_map(|(h, p)| p.chunks_mut(TOKENS * group * d).enumerate().map(move |(b, o)| (h, b * TOKENS, o)))
-        .rev() // the last blocks see the most keys: start them first
+        .flat_map(|(h, rows)| rows.chunks_mut(TILE_ROWS).enumerate().map(move |(i, rows)| (i, h, rows)))
         .collect();
-    cx.pool.each(tasks, |(h, first, out)| {
-        let tokens = out.len() / (group * d);
-        let mut tile = vec![0.0; tokens * group * d];
-        for (t, rows) in tile.chunks_exact_mut(group * d).enumerate() {
-            rows.copy_from_slice(&q[(first + t) * width + h * group * d..][..group * d]);
-            rows.iter_mut().for_each(|v| *v *= scale);
-        }
-        let seen = |t: usize| match mask {
-            Mask::None => layer.len(h),
-            Mask::Causal => layer.len(h) - n + first + t + 1,
-        };
-        attend_tile(cx, &tile, group, layer, h, seen, out);
-    });
-    let rows = n.div_ceil(cx.pool.n_threads());
-    cx.pool.chunks(out, rows * width, |i, out| {
-        for (t, out) in out.chunks_exact_mut(width).enumerate() {
-            for (h, out) in out.chunks_exact_mut(group * d).enumerate() {
-                out.copy_from_slice(&planes[h * plane + (i * rows + t) * group * d..][..group * d]);
-            }
-        }
+    tasks.sort_by_key(|(i, h, _)| (std::cmp::Reverse(*i), *h)); // the last tiles see the most keys: start them first
+    cx.pool.each(tasks, |(i, h, rows)| {
+        let mut tile = TILE.take();
+        queries.load(h, i, &mut tile);
+        cx.dispatch.attend_tile(&mut tile, layer.keys(h), layer.values(h, 0, layer.len(h)));
+        rows.iter_mut().enumerate().for_each(|(r, row)| tile.store(r, row));
+        TILE.set(tile);
     });
 }
 
-/// Online softmax over blocks of keys. `q` and `out` are `[tokens][group][head_dim]`; token t sees rows `..seen(t)`.
-fn attend_tile(
-    cx: &Compute,
-    q: &[f32],
-    group: usize,
-    layer: &Staging,
-    h: usize,
-    seen: impl Fn(usize) -> usize,
-    out: &mut [f32],
-) {
-    let d = layer.head_dim();
-    let padded = d.next_multiple_of(16);
-    let rows = q.len() / d;
-    let tokens = rows / group;
-    let mut scores = vec![0.0; rows * KEYS];
-    let mut acc = vec![0.0; rows * padded];
-    let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
-    let mut wide = if padded == d { Vec::new() } else { vec![0.0; KEYS * padded] };
-    for from in (0..seen(tokens - 1)).step_by(KEYS) {
-        let keys = KEYS.min(layer.len(h) - from);
-        for p in 0..keys.div_ceil(16) {
-            let panel = layer.key_panel(h, from / 16 + p);
-            cx.dispatch.panel_f32(panel, 16, q, d, d, &mut scores[16 * p..], KEYS, false);
-        }
-        for r in 0..rows {
-            let scores = &mut scores[r * KEYS..(r + 1) * KEYS];
-            let visible = seen(r / group).saturating_sub(from).min(keys);
-            scores[visible..].fill(f32::NEG_INFINITY);
-            let (m, s) = cx.dispatch.exp_max_sum(scores, max[r]);
-            if m > max[r] {
-                let shrink = (max[r] - m).exp();
-                sum[r] *= shrink;
-                acc[r * padded..(r + 1) * padded].iter_mut().for_each(|v| *v *= shrink);
-                max[r] = m;
-            }
-            sum[r] += s;
-        }
-        let mut values = layer.values(h, from, from + keys);
-        if padded != d {
-            for (w, v) in wide.chunks_exact_mut(padded).zip(values.chunks_exact(d)) {
-                w[..d].copy_from_slice(v);
-            }
-            values = &wide;
-        }
-        for c in (0..padded).step_by(16) {
-            cx.dispatch.panel_f32(&values[c..], padded, &scores, KEYS, keys, &mut acc[c..], padded, true);
-        }
-    }
-    for (r, out) in out.chunks_exact_mut(d).enumerate() {
-        let inverse = if sum[r] > 0.0 { 1.0 / sum[r] } else { 0.0 };
-        for (o, a) in out.iter_mut().zip(&acc[r * padded..]) {
-            *o = a * inverse;
-        }
-    }
-}
-
-/// Stripes of queries that sum their attention apart. Fixed, so that results do not depend on the number of threads.
+/// Stripes of tiles that sum their attention apart. Fixed, so that results do not depend on the number of threads.
 const STRIPES: usize = 4;
 
 /// Attention that each row received, summed over the queries and over the query heads of its group:
-/// `[n_kv_heads][capacity]`. Arguments as [`prefill`] with [`Mask::Causal`]. Computes the scores once more.
-pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, scale: f32) -> Vec<f32> {
-    let (n_heads, d, capacity) = (layer.n_kv_heads(), layer.head_dim(), layer.capacity());
-    let width = q.len() / n;
-    let group = width / (n_heads * d);
+/// `[n_kv_heads][capacity]`. Arguments as of [`prefill`]. Computes the scores twice more.
+pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32) -> Vec<f32> {
+    let queries = Queries::new(q, n, layer, mask, scale);
+    let (n_heads, capacity) = (layer.n_kv_heads(), layer.capacity());
     let mut stripes = vec![0.0; n_heads * STRIPES * capacity];
     cx.pool.chunks(&mut stripes, capacity, |i, sums| {
         let (h, stripe) = (i / STRIPES, i % STRIPES);
-        let mut scores = vec![0.0; capacity];
-        for t in (stripe..n).step_by(STRIPES) {
-            let seen = layer.len(h) - n + t + 1;
-            for q in q[t * width + h * group * d..][..group * d].chunks_exact(d) {
-                let keys = KvRows::F32(&layer.all_keys()[h * capacity * d..][..seen * d]);
-                cx.dispatch.dot_rows(q, keys, d, seen, scale, &mut scores[..seen]);
-                let (_, sum) = cx.dispatch.exp_max_sum(&mut scores[..seen], f32::NEG_INFINITY);
-                let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-                sums.iter_mut().zip(&scores[..seen]).for_each(|(s, p)| *s += p * inverse);
-            }
+        let mut tile = TILE.take();
+        for i in (stripe..queries.n_tiles()).step_by(STRIPES) {
+            queries.load(h, i, &mut tile);
+            cx.dispatch.tile_column_sums(&mut tile, layer.keys(h), &mut sums[..layer.len(h)]);
         }
+        TILE.set(tile);
     });
     let mut out = vec![0.0; n_heads * capacity];
     for (out, stripes) in out.chunks_exact_mut(capacity).zip(stripes.chunks_exact(STRIPES * capacity)) {
@@ -149,62 +78,123 @@ pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, scale: f3
     out
 }
 
+/// The queries of a layer, cut into tiles: those of one KV head follow each other by token, then by head of the group.
+struct Queries<'a> {
+    q: &'a [f32],
+    n: usize,
+    width: usize,
+    group: usize,
+    layer: &'a Staging,
+    mask: Mask,
+    scale: f32,
+}
+
+impl<'a> Queries<'a> {
+    fn new(q: &'a [f32], n: usize, layer: &'a Staging, mask: Mask, scale: f32) -> Queries<'a> {
+        let width = q.len() / n;
+        let group = width / (layer.n_kv_heads() * layer.head_dim());
+        Queries { q, n, width, group, layer, mask, scale }
+    }
+
+    fn n_tiles(&self) -> usize {
+        (self.n * self.group).div_ceil(TILE_ROWS)
+    }
+
+    /// Tile `i` of KV head `h`.
+    fn load(&self, h: usize, i: usize, tile: &mut Tile) {
+        let d = self.layer.head_dim();
+        let rows = i * TILE_ROWS..(self.n * self.group).min((i + 1) * TILE_ROWS);
+        let query = |r: usize| {
+            let (t, g) = (r / self.group, r % self.group);
+            let q = &self.q[t * self.width + (h * self.group + g) * d..][..d];
+            (q, self.mask.seen(self.layer, h, self.n, t))
+        };
+        tile.load(d, self.scale, rows.map(query));
+    }
+}
+
+impl Mask {
+    /// Rows of head `h` that query `t` of `n` sees.
+    fn seen(self, layer: &Staging, h: usize, n: usize, t: usize) -> Range<usize> {
+        let len = layer.len(h);
+        match self {
+            Mask::None => 0..len,
+            Mask::Causal => 0..len - n + t + 1,
+            Mask::Window(window) => {
+                let positions = &layer.positions(h)[..len - n + t + 1];
+                let own = positions[positions.len() - 1] as usize;
+                positions.partition_point(|&p| p as usize + window <= own)..positions.len()
+            }
+        }
+    }
+}
+
+/// Parts that a decode step is cut into, about: enough to occupy all cores, few enough that adding them up is nothing.
+const PARTS: usize = 64;
+
+/// Fewest rows of a part but the last of a head.
+const MIN_ROWS: usize = 64;
+
 /// Buffers of [`decode`], kept between steps.
 #[derive(Default)]
 pub struct DecodeScratch {
+    /// Head, first row and end of each part.
     tasks: Vec<(usize, usize, usize)>,
+    /// Of each part: `[group]` maxima, `[group]` sums, `[group][head_dim]` values.
     parts: Vec<f32>,
 }
 
 /// Attention of one query over the ragged rows of a layer. `q` and `out` are `[n_kv_heads * group * head_dim]`.
+/// Allocates in the first call only.
 pub fn decode(cx: &Compute, q: &[f32], layer: &LayerCache, scale: f32, scratch: &mut DecodeScratch, out: &mut [f32]) {
     let (n_heads, d) = (layer.n_kv_heads(), layer.head_dim());
     let group = q.len() / (n_heads * d);
+    let part = group * (2 + d);
+    // The cut depends on the rows alone, so that results do not depend on the number of threads.
+    let total: usize = (0..n_heads).map(|h| layer.len(h)).sum();
+    let rows = total.div_ceil(PARTS).next_multiple_of(MIN_ROWS);
+    let most = PARTS + n_heads;
     let DecodeScratch { tasks, parts } = scratch;
     tasks.clear();
+    tasks.reserve(most);
     for h in 0..n_heads {
         let len = layer.len(h);
-        for from in (0..len).step_by(DECODE_ROWS) {
-            tasks.push((h, from, len.min(from + DECODE_ROWS)));
-        }
+        tasks.extend((0..len).step_by(rows).map(|from| (h, from, len.min(from + rows))));
     }
-    // Part of a task: [group] maxima, [group] sums, [group][head_dim] values, [group][DECODE_ROWS] scores.
-    let part = group * (2 + d + DECODE_ROWS);
-    parts.resize(tasks.len() * part, 0.0);
+    parts.resize(most * part, 0.0);
+    let parts = &mut parts[..tasks.len() * part];
     let tasks = &tasks[..];
     cx.pool.chunks(parts, part, |i, part| {
         let (h, from, to) = tasks[i];
-        let len = to - from;
-        let (stats, rest) = part.split_at_mut(2 * group);
-        let (values, scores) = rest.split_at_mut(group * d);
-        let scores = &mut scores[..group * len];
-        let (keys, vals) = layer.rows(h, from, to);
-        cx.dispatch.dot_rows(&q[h * group * d..(h + 1) * group * d], keys, d, len, scale, scores);
-        if from < layer.slot_bias(h).len() {
-            for scores in scores.chunks_exact_mut(len) {
-                scores.iter_mut().zip(&layer.slot_bias(h)[from..]).for_each(|(s, b)| *s += b);
-            }
-        }
-        for g in 0..group {
-            let (m, s) = cx.dispatch.exp_max_sum(&mut scores[g * len..(g + 1) * len], f32::NEG_INFINITY);
-            stats[g] = m;
-            stats[group + g] = s;
-        }
-        cx.dispatch.weighted_rows(scores, vals, d, len, values);
+        let (max, rest) = part.split_at_mut(group);
+        let (sum, values) = rest.split_at_mut(group);
+        let (k, v) = layer.rows(h, from, to);
+        let bias = layer.slot_bias(h).get(from..).unwrap_or_default();
+        let q = &q[h * group * d..(h + 1) * group * d];
+        cx.dispatch.attend_rows(q, k, v, d, to - from, scale, bias, Partial { max, sum, values });
     });
-    for (j, out) in out.chunks_exact_mut(d).enumerate() {
-        let (h, g) = (j / group, j % group);
-        let of_head = || tasks.iter().zip(parts.chunks_exact(part)).filter(|(t, _)| t.0 == h).map(|(_, p)| p);
-        let max = of_head().fold(f32::NEG_INFINITY, |m, p| m.max(p[g]));
-        out.fill(0.0);
-        let mut sum = 0.0;
-        for p in of_head() {
-            let weight = (p[g] - max).exp();
-            sum += weight * p[group + g];
-            let values = &p[2 * group + g * d..][..d];
-            out.iter_mut().zip(values).for_each(|(o, v)| *o += weight * v);
+    let mut first = 0;
+    for (h, out) in out.chunks_exact_mut(group * d).enumerate() {
+        let end = first + tasks[first..].iter().take_while(|task| task.0 == h).count();
+        for (g, out) in out.chunks_exact_mut(d).enumerate() {
+            add_up(&parts[first * part..end * part], part, group, g, out);
         }
-        let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-        out.iter_mut().for_each(|o| *o *= inverse);
+        first = end;
     }
+}
+
+/// Attention of head `g` of a group from the parts of its rows.
+fn add_up(parts: &[f32], part: usize, group: usize, g: usize, out: &mut [f32]) {
+    let parts = || parts.chunks_exact(part);
+    let max = parts().fold(f32::NEG_INFINITY, |m, p| m.max(p[g]));
+    let mut sum = 0.0;
+    out.fill(0.0);
+    for p in parts() {
+        let weight = if p[g] == max { 1.0 } else { (p[g] - max).exp() };
+        sum += weight * p[group + g];
+        let values = &p[2 * group + g * out.len()..];
+        out.iter_mut().zip(values).for_each(|(o, v)| *o += weight * v);
+    }
+    let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+    out.iter_mut().for_each(|o| *o *= inverse);
 }

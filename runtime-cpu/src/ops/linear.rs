@@ -1,18 +1,24 @@
 //! Matrix products with weights that stay in the file.
 
+use std::sync::Arc;
+
 use super::{Compute, Precision};
 use crate::Error;
 use crate::gguf::{GgufFile, Tensor};
-use crate::kernels::{Q8Rows, WeightRows};
+use crate::kernels::{Packed, Q8Rows, WeightRows};
 use crate::quant::GgmlType;
 
-/// Tokens per task of a matrix product: enough to repay unpacking the weights, few enough to stay in the L2 cache.
-const MAX_TOKENS: usize = 256;
+/// Tokens per task of a matrix product: enough to repay reading the weights, few enough to stay in the L2 cache.
+const MAX_TOKENS: usize = 128;
+
+/// Rows per task of a product with one vector are a multiple of this.
+const ROWS: usize = 16;
 
 /// `y = W x + b` with `W` `[n_out][n_in]` in any supported format.
 #[derive(Clone)]
 pub struct Linear {
     weight: Tensor,
+    packed: Option<Arc<Packed>>,
     bias: Option<Vec<f32>>,
     n_in: usize,
     n_out: usize,
@@ -47,7 +53,7 @@ impl Linear {
         if weight.n_cols() != n_in || weight.n_rows() != n_out {
             weight.expect_dims(&[n_in, n_out])?;
         }
-        Ok(Linear { weight, bias, n_in, n_out })
+        Ok(Linear { weight, packed: None, bias, n_in, n_out })
     }
 
     /// From a tensor of any rank whose elements, in file order, are an `[n_out][n_in]` matrix: a convolution kernel
@@ -60,7 +66,15 @@ impl Linear {
         if rows.checked_mul(columns) != n_in.checked_mul(n_out) || !n_in.is_multiple_of(columns) {
             return Err(weight.error(format!("shape {:?} is no {n_out} x {n_in} matrix", weight.dims())));
         }
-        Ok(Linear { weight, bias, n_in, n_out })
+        Ok(Linear { weight, packed: None, bias, n_in, n_out })
+    }
+
+    /// Repacks the weights for the vector kernels, where that pays, and lets go of the file's pages.
+    pub fn repack(&mut self, cx: &Compute) {
+        if self.packed.is_none() && self.wants_q8(cx) && cx.dispatch.packs() && Packed::pays(self.weight.ty()) {
+            self.packed = Some(Arc::new(Packed::new(self.rows(), &cx.pool)));
+            self.weight.release();
+        }
     }
 
     /// Values of an input vector.
@@ -83,38 +97,36 @@ impl Linear {
     /// As [`forward`](Self::forward) with an input that was [prepared](Input::prepare) before.
     pub fn forward_with(&self, cx: &Compute, x: &[f32], input: &Input, n: usize, out: &mut [f32]) {
         assert!(x.len() == n * self.n_in && out.len() == n * self.n_out, "linear: shapes");
-        let w = self.rows();
-        let q8 = self.wants_q8(cx);
-        assert!(!q8 || input.has_q8, "linear: the input is not quantised");
-        let threads = cx.pool.n_threads();
         if n < 4 {
-            // Few tokens: split the rows of each product.
             for (t, out) in out.chunks_exact_mut(self.n_out).enumerate() {
-                let rows = self.n_out.div_ceil(threads).next_multiple_of(16);
-                cx.pool.chunks(out, rows, |i, out| {
-                    let w = w.slice(i * rows, i * rows + out.len());
-                    if q8 {
-                        cx.dispatch.gemv_q8(w, input.q8.row(t), out);
-                    } else {
-                        cx.dispatch.gemm_f32(w, &x[t * self.n_in..(t + 1) * self.n_in], out);
-                    }
-                });
+                forward_one(cx, &x[t * self.n_in..(t + 1) * self.n_in], input, t, [(self, out)]);
             }
-        } else {
-            let tokens = n.div_ceil(threads).min(MAX_TOKENS);
-            cx.pool.chunks(out, tokens * self.n_out, |i, out| {
-                let (from, to) = (i * tokens, i * tokens + out.len() / self.n_out);
-                if q8 {
-                    cx.dispatch.gemm_q8(w, &input.q8, from..to, out);
-                } else {
-                    cx.dispatch.gemm_f32(w, &x[from * self.n_in..to * self.n_in], out);
-                }
-            });
+            return;
+        }
+        let tokens = n.div_ceil(cx.pool.n_threads()).next_multiple_of(8).min(MAX_TOKENS);
+        cx.pool.chunks(out, tokens * self.n_out, |i, out| {
+            let (from, to) = (i * tokens, i * tokens + out.len() / self.n_out);
+            match (&self.packed, self.wants_q8(cx)) {
+                (Some(p), true) => cx.dispatch.gemm_packed(p.rows(0, self.n_out), &input.q8, from..to, out),
+                (None, true) => cx.dispatch.gemm_q8(self.rows(), &input.q8, from..to, out),
+                (_, false) => cx.dispatch.gemm_f32(self.rows(), &x[from * self.n_in..to * self.n_in], out),
+            }
+            if let Some(bias) = &self.bias {
+                out.chunks_exact_mut(self.n_out).for_each(|out| cx.dispatch.add(out, bias));
+            }
+        });
+    }
+
+    /// `out = W x + b` for rows `from..from + out.len()` and vector `t` of the input.
+    fn forward_rows(&self, cx: &Compute, x: &[f32], input: &Input, t: usize, from: usize, out: &mut [f32]) {
+        let to = from + out.len();
+        match (&self.packed, self.wants_q8(cx)) {
+            (Some(p), true) => cx.dispatch.gemm_packed(p.rows(from, to), &input.q8, t..t + 1, out),
+            (None, true) => cx.dispatch.gemv_q8(self.rows().slice(from, to), input.q8.row(t), out),
+            (_, false) => cx.dispatch.gemm_f32(self.rows().slice(from, to), x, out),
         }
         if let Some(bias) = &self.bias {
-            cx.pool.chunks(out, self.n_out * n.div_ceil(threads), |_, out| {
-                out.chunks_exact_mut(self.n_out).for_each(|out| cx.dispatch.add(out, bias));
-            });
+            cx.dispatch.add(out, &bias[from..to]);
         }
     }
 
@@ -135,6 +147,22 @@ impl Linear {
     }
 }
 
+/// Products of vector `t` of an input, `x` `[n_in]`, with several matrices, in one parallel region over all rows.
+pub fn forward_one<const M: usize>(
+    cx: &Compute,
+    x: &[f32],
+    input: &Input,
+    t: usize,
+    parts: [(&Linear, &mut [f32]); M],
+) {
+    let n_out: usize = parts.iter().map(|(l, _)| l.n_out).sum();
+    // A few tasks per thread: one that is held up leaves its share to the others.
+    let rows = n_out.div_ceil(4 * cx.pool.n_threads()).next_multiple_of(ROWS);
+    cx.pool.parts(parts.map(|(l, out)| (l, out, rows)), |linear, i, out| {
+        linear.forward_rows(cx, x, input, t, i * rows, out);
+    });
+}
+
 impl Input {
     /// Prepares `x` `[n][n_in]` for matrices that all read it. Reuses its memory.
     pub fn prepare(&mut self, cx: &Compute, readers: &[&Linear], x: &[f32], n: usize) {
@@ -146,8 +174,15 @@ impl Input {
     fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
         self.q8.resize(n, n_cols, cx.precision == Precision::Int16);
         self.has_q8 = true;
+        if n < 4 {
+            // Nothing to share out, and nothing to allocate for it.
+            return cx.dispatch.quantize_q8(x, self.q8.as_mut());
+        }
         let rows = n.div_ceil(cx.pool.n_threads()).max(4);
         let parts: Vec<_> = self.q8.chunks_mut(rows).into_iter().zip(x.chunks(rows * n_cols)).collect();
         cx.pool.each(parts, |(to, x)| cx.dispatch.quantize_q8(x, to));
+        if cx.dispatch.packs() {
+            self.q8.tile(&cx.pool);
+        }
     }
 }

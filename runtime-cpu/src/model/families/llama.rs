@@ -4,4 +4,4 @@
 use super::Family;
 use crate::ops::rope::RopeKind;
 
-pub(super) const FAMILY: Family = Family { architecture: "llama", rope: RopeKind::Interleaved };
+pub(super) const FAMILY: Family = Family::plain("llama", RopeKind::Interleaved);

@@ -1,12 +1,12 @@
-//! From the width of a vision tower to the width of the language model.
+//! LLaVA's projector.
 
-use super::vision::linear;
 use crate::Error;
 use crate::gguf::GgufFile;
+use crate::model::vision::linear;
 use crate::ops::{Compute, Linear, act};
 
-/// LLaVA-1.5's projector: `mm.2 gelu(mm.0 x)`, GELU with the error function.
-pub(super) struct MlpProjector {
+/// `mm.2 gelu(mm.0 x)`, GELU with the error function.
+pub struct MlpProjector {
     first: Linear,
     second: Linear,
     n_hidden: usize,
