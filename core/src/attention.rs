@@ -80,10 +80,11 @@ pub(crate) fn received(
     out: &mut [f32],
 ) {
     summed(job, head, window, temp, tile, columns, each, out);
-    let (w, group) = (window.min(job.view.observation.n_queries).min(head.len), job.view.shape.group);
+    let w = window.min(job.view.observation.n_queries).min(head.len);
+    let group = job.view.shape.group;
     let seen_by_all = head.len.saturating_sub(w.saturating_sub(1));
     let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
-    let seen_by = float(group.saturating_mul(w));
+    let seen_by = float(w.saturating_mul(group));
     shared.iter_mut().for_each(|x| *x /= seen_by);
     for (hidden, x) in (1usize..).zip(own) {
         *x /= float(w.saturating_sub(hidden).saturating_mul(group));
@@ -137,13 +138,13 @@ pub(crate) fn summed(
         });
         let mut weights = [0.0; MOST_QUERIES];
         for part in block.parts() {
-            let logits = logits.chunks_exact_mut(n).zip(&mut weights).skip(part.at).take(part.len);
+            let logits = logits.chunks_exact_mut(n.max(1)).zip(&mut weights).skip(part.at).take(part.len);
             for (t, (logits, weight)) in (part.t..).zip(logits) {
                 let logits = logits.get_mut(..seen_by_all.saturating_add(t)).unwrap_or_default();
                 let (_, max) = kernels::min_max(job.d, logits);
                 let sum = kernels::exp_sum(job.d, max, logits);
                 *weight = 1.0 / sum;
-                if let Some(each) = each.chunks_exact_mut(n).nth(t) {
+                if let Some(each) = each.chunks_exact_mut(n.max(1)).nth(t) {
                     kernels::axpy(job.d, 1.0 / (sum * float(view.shape.group)), logits, each);
                 }
             }
@@ -151,7 +152,7 @@ pub(crate) fn summed(
         let (shared, own) = out.split_at_mut_checked(seen_by_all).unwrap_or_default();
         kernels::add_scaled(job.d, weights.get(..block.len()).unwrap_or_default(), logits, n, shared);
         for part in block.parts() {
-            let logits = logits.chunks_exact(n).zip(&weights).skip(part.at).take(part.len);
+            let logits = logits.chunks_exact(n.max(1)).zip(&weights).skip(part.at).take(part.len);
             for (t, (logits, &weight)) in (part.t..).zip(logits) {
                 let logits = logits.get(seen_by_all..seen_by_all.saturating_add(t)).unwrap_or_default();
                 kernels::axpy(job.d, weight, logits, own);

@@ -13,19 +13,19 @@
 
 use crate::attention::summed;
 use crate::evict::{Job, Kept};
-use crate::kernels::{COLUMN_ROWS, Dispatch, LANES};
+use crate::kernels::{COLUMN_ROWS, Dispatch};
 use crate::methods;
 use crate::shape::heads;
-use crate::workspace::QUERY_BLOCK;
+use crate::workspace::{QUERY_BLOCK, columns_len};
 use crate::{Error, LayerShape, LayerView, Workspace, WorkspaceLen};
 
 /// Workspace of [`accumulate`]; `None` if the sizes overflow.
 pub const fn accumulate_workspace_len(shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
-    let Some(padded) = shape.head_dim.checked_next_multiple_of(LANES) else { return None };
-    let (Some(logits), Some(tiles)) = (rows.checked_mul(QUERY_BLOCK), padded.checked_mul(2 * COLUMN_ROWS)) else {
+    let (Some(logits), Some(tile)) = (rows.checked_mul(QUERY_BLOCK), shape.head_dim.checked_mul(COLUMN_ROWS)) else {
         return None;
     };
-    let Some(all) = logits.checked_add(tiles) else { return None };
+    let (Some(columns), Some(all)) = (columns_len(shape.head_dim), logits.checked_add(tile)) else { return None };
+    let Some(all) = all.checked_add(columns) else { return None };
     match all.checked_add(rows) {
         Some(f32s) => Some(WorkspaceLen { f32s, u32s: 0 }),
         None => None,
@@ -51,10 +51,11 @@ pub fn accumulate(d: Dispatch, v: &LayerView<'_>, w: Workspace<'_>, sums: &mut [
     }
     let need = accumulate_workspace_len(v.shape, rows).ok_or(Error::Overflow("workspace"))?.f32s;
     let short = Error::WorkspaceTooSmall { what: "f32s", need, got: w.f32s.len() };
-    let tile = v.shape.head_dim.checked_next_multiple_of(LANES).unwrap_or(usize::MAX).saturating_mul(COLUMN_ROWS);
+    let tile = v.shape.head_dim.saturating_mul(COLUMN_ROWS);
     let (added, rest) = w.f32s.split_at_mut_checked(rows).ok_or(short)?;
-    let (tiles, temp) = rest.split_at_mut_checked(tile.saturating_mul(2)).ok_or(short)?;
-    let (tile, columns) = tiles.split_at_mut_checked(tile).ok_or(short)?;
+    let (tile, rest) = rest.split_at_mut_checked(tile).ok_or(short)?;
+    let columns = columns_len(v.shape.head_dim).ok_or(Error::Overflow("workspace"))?;
+    let (columns, temp) = rest.split_at_mut_checked(columns).ok_or(short)?;
     if temp.len() < rows.saturating_mul(QUERY_BLOCK) {
         return Err(short);
     }

@@ -25,6 +25,14 @@ pub struct Workspace<'a> {
 /// are shared by several heads there is room for more.
 pub(crate) const QUERY_BLOCK: usize = 8;
 
+/// Elements of a tile's columns.
+pub(crate) const fn columns_len(head_dim: usize) -> Option<usize> {
+    match head_dim.checked_next_multiple_of(LANES) {
+        Some(padded) => padded.checked_mul(COLUMN_ROWS),
+        None => None,
+    }
+}
+
 impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
     pub const fn workspace_len(&self, shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
@@ -132,8 +140,7 @@ impl<'a> Parts<'a> {
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
-        let Some(columns) = shape.head_dim.checked_next_multiple_of(LANES) else { return None };
-        let Some(columns) = columns.checked_mul(COLUMN_ROWS) else { return None };
+        let Some(columns) = columns_len(shape.head_dim) else { return None };
         let matrix = if attention { columns } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
         let lazy = match p.diversity {

@@ -113,7 +113,7 @@ pub fn dots_turned<L: Lanes>(
     let (d, a) = (head_dim.max(1), l.splat(a));
     let mut outs = out.chunks_mut(stride.max(1));
     // Asked for all at once, the lines would queue up while nothing is computed.
-    let blocks = q.len().div_ceil(d.saturating_mul(BLOCK)).max(1);
+    let blocks = q.len().div_ceil(d.saturating_mul(BLOCK).max(1));
     let share = ahead.share(blocks);
     for q in q.chunks(d.saturating_mul(BLOCK)) {
         prefetch(l, ahead.take(share));
