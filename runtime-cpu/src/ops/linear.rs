@@ -103,7 +103,8 @@ impl Linear {
             }
             return;
         }
-        let tokens = n.div_ceil(cx.pool.n_threads()).next_multiple_of(8).min(MAX_TOKENS);
+        // By shape alone: a float product of very few tokens rounds differently.
+        let tokens = n.div_ceil(8).next_multiple_of(8).min(MAX_TOKENS);
         cx.pool.chunks(out, tokens * self.n_out, |i, out| {
             let (from, to) = (i * tokens, i * tokens + out.len() / self.n_out);
             match (&self.packed, self.wants_q8(cx)) {
