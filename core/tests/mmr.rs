@@ -177,6 +177,27 @@ fn equalities() {
     }
 }
 
+/// Where text goes before images, an image is chosen only once no text is left, whatever the search.
+#[test]
+fn text_goes_first() {
+    for mut l in layers() {
+        l.tags = (0..l.rows()).map(|i| if i % 3 == 0 { 0 } else { tag::IMAGE }).collect();
+        for search in [Search::All, Search::Lazy, Search::Shortlist(2)] {
+            let mut p = mmr(|m| m.search = search);
+            p.protect.text_first = true;
+            for (budget, enough) in [(W + 4, false), (W + 25, true)] {
+                for (h, kept) in evict(&p, budget as u32, &l).iter().enumerate() {
+                    let early: Vec<u32> = kept.iter().copied().filter(|&i| i < l.lens[h] - W as u32).collect();
+                    let text = |i: &u32| l.tags[(l.starts[h] + i) as usize] == 0;
+                    let all = (0..l.lens[h] - W as u32).filter(text).count();
+                    let expected = if enough { all } else { early.len() };
+                    assert_eq!(early.iter().filter(|i| text(i)).count(), expected, "{search:?} {budget}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn refusals() {
     let l = &layers()[0];
