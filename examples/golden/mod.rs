@@ -69,7 +69,20 @@ pub struct Errors {
     pub greedy: (usize, usize),
 }
 
+/// Head of the table of [`Case::row`]s.
+pub const TITLES: &str = "\
+| family | recording | pictures | worst error of image embeddings | of logits | greedy tokens |
+|---|---|---|---|---|---|";
+
 impl Case {
+    /// A row of the table. Errors are rounded up to one digit.
+    pub fn row(&self, errors: &Errors) -> String {
+        let embeddings = if self.pictures.is_empty() { "-".into() } else { rounded_up(errors.embeddings) };
+        let (logits, (same, of)) = (rounded_up(errors.logits), errors.greedy);
+        let (family, folder, pictures) = (self.family, self.folder, self.pictures.len());
+        format!("| {family} | `{folder}` | {pictures} | {embeddings} | {logits} | {same} of {of} |")
+    }
+
     /// Runs the model in float arithmetic.
     pub fn errors(&self) -> Result<Errors, ecokv::Error> {
         let golden = self.golden();
@@ -116,6 +129,17 @@ impl Case {
             (Some(text), [first, ..]) => Prompt::raw(engine, text, &[golden.image(&format!("{first}image"))]),
             _ => Prompt::tokens(engine, golden.ids("input_ids")),
         }
+    }
+}
+
+fn rounded_up(error: f32) -> String {
+    if error == 0.0 {
+        return "0".into();
+    }
+    let power = error.log10().floor() as i32;
+    match (error / 10f32.powi(power)).ceil() as u32 {
+        10.. => format!("1e{}", power + 1),
+        digit => format!("{digit}e{power}"),
     }
 }
 

@@ -28,6 +28,25 @@ fn every_family_matches_transformers() {
     }
 }
 
+/// `docs/models.md` has a row for every recording. Its figures are of one machine: another may be at twice that.
+#[test]
+fn the_documentation_states_the_errors() {
+    let docs = std::fs::read_to_string(testdata("../docs/models.md")).unwrap();
+    let (_, table) = docs.split_once(golden::TITLES).expect("the table's head");
+    let rows: Vec<&str> = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();
+    assert_eq!(rows.len(), CASES.len(), "cargo run --release --example golden_table");
+    for (case, stated) in CASES.iter().zip(rows) {
+        let row = case.row(&case.errors().unwrap());
+        for (cell, stated) in row.split('|').zip(stated.split('|')) {
+            let (cell, stated) = (cell.trim(), stated.trim());
+            match (cell.parse::<f32>(), stated.parse::<f32>()) {
+                (Ok(error), Ok(stated)) => assert!(error <= 2.0 * stated, "{row}, stated {stated}"),
+                _ => assert_eq!(cell, stated),
+            }
+        }
+    }
+}
+
 /// Tokens around and between the squares of a picture, and how many rows stand where.
 #[test]
 fn prompts_are_laid_out_as_in_transformers() {

@@ -24,9 +24,7 @@ pub fn gelu_erf(cx: &Compute, x: &mut [f32]) {
 
 /// `x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: GELU by tanh.
 pub fn gelu_tanh(cx: &Compute, x: &mut [f32]) {
-    cx.pool.chunks(x, CHUNK, |_, x| {
-        x.iter_mut().for_each(|v| *v = 0.5 * *v * (1.0 + (0.797_884_6 * (*v + 0.044_715 * *v * *v * *v)).tanh()));
-    });
+    cx.pool.chunks(x, CHUNK, |_, x| gelu_mul(cx.dispatch, x, &mut vec![1.0; x.len()]));
 }
 
 /// `gate[i] = gelu(gate[i]) * up[i]`, GELU by tanh; `up` is used up.

@@ -5,6 +5,7 @@ use crate::Error;
 use crate::cache::Staging;
 use crate::gguf::GgufFile;
 use crate::ops::attention::{self, Mask};
+use crate::ops::linear::Input;
 use crate::ops::{Compute, Linear, act, norm};
 
 /// One transformer layer.
@@ -29,6 +30,8 @@ pub struct Scratch {
     v: Vec<f32>,
     /// `[n][n_ff]`
     ff: Vec<f32>,
+    /// What the three matrices of attention read, quantised once.
+    input: Input,
     heads: Staging,
     /// Attention here knows no positions, but the staged rows have them: 0..n.
     positions: Vec<u32>,
@@ -46,6 +49,7 @@ impl Scratch {
             k: rows(),
             v: rows(),
             ff: Vec::new(),
+            input: Input::default(),
             heads,
             positions: (0..n as u32).collect(),
         }
@@ -77,9 +81,10 @@ impl Block {
         s.ff.resize(n * self.n_ff, 0.0);
 
         self.ln1.forward(cx, x, &mut s.h);
-        self.q.forward(cx, &s.h, n, &mut s.q);
-        self.k.forward(cx, &s.h, n, &mut s.k);
-        self.v.forward(cx, &s.h, n, &mut s.v);
+        s.input.prepare(cx, &[&self.q, &self.k, &self.v], &s.h, n);
+        self.q.forward_with(cx, &s.h, &s.input, n, &mut s.q);
+        self.k.forward_with(cx, &s.h, &s.input, n, &mut s.k);
+        self.v.forward_with(cx, &s.h, &s.input, n, &mut s.v);
         s.heads.clear();
         s.heads.push(cx, &s.k, &s.v, &s.positions);
         let scale = 1.0 / (config.head_dim() as f32).sqrt();
