@@ -141,6 +141,7 @@ impl<'e> Session<'e> {
         let c = self.engine.config();
         self.cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, self.options.kv_type);
         self.n_past = 0;
+        self.n_evicted = 0;
         self.images.clear();
         self.stats = Stats::default();
     }
@@ -198,10 +199,13 @@ impl<'e> Session<'e> {
     /// Goes back to the first `n_past` positions and forgets what came after them.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if there are fewer positions, or if an eviction has already chosen among those to be forgotten.
+    /// [`Error::Rewind`] if there are fewer positions, if an eviction has already chosen among those to be forgotten, or if
+    /// a layer's sliding window has already left rows behind.
     pub fn rewind(&mut self, n_past: usize) -> Result<(), Error> {
-        if !(self.n_evicted..=self.n_past).contains(&n_past) {
-            return Err(Error::Rewind { to: n_past, first: self.n_evicted, last: self.n_past });
+        let lost = self.engine.config().windows.iter().flatten().any(|&window| window <= self.n_past);
+        let first = if lost { self.n_past } else { self.n_evicted };
+        if !(first..=self.n_past).contains(&n_past) {
+            return Err(Error::Rewind { to: n_past, first, last: self.n_past });
         }
         self.cache.truncate(n_past as u32);
         self.images.truncate(n_past);

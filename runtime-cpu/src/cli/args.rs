@@ -73,6 +73,9 @@ pub struct RunArgs {
     /// Element type of the cache
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvArg::F16)]
     pub kv_type: KvArg,
+    /// Leave the weights in the file's map, shared with other processes, instead of repacking them for the kernels
+    #[arg(long)]
+    pub no_repack: bool,
     /// Print one JSON object instead of the text
     ///
     /// `kept` ([layer][KV head]) and `kv_bytes` are those after the eviction, before the answer; `kv_bytes_full` is what
@@ -180,6 +183,9 @@ pub struct BenchArgs {
     /// Element type of the cache
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvArg::F16)]
     pub kv_type: KvArg,
+    /// Leave the weights in the file's map, shared with other processes, instead of repacking them for the kernels
+    #[arg(long)]
+    pub no_repack: bool,
     /// Print one JSON object instead of the table
     ///
     /// `tokens_per_s` is the median of the repetitions and `spread` half the distance between their quartiles. `kv_bytes`
@@ -210,7 +216,11 @@ pub enum HeadArg {
 
 impl RunArgs {
     pub fn engine_options(&self) -> EngineOptions {
-        EngineOptions { n_threads: self.threads.unwrap_or(0) as usize, ..EngineOptions::default() }
+        EngineOptions {
+            n_threads: self.threads.unwrap_or(0) as usize,
+            repack: !self.no_repack,
+            ..EngineOptions::default()
+        }
     }
 
     pub fn sampling(&self) -> Sampling {

@@ -34,6 +34,7 @@ struct Report<'a> {
     model: &'a str,
     dispatch: &'a str,
     kv_type: String,
+    repack: bool,
     method: &'a str,
     budget: Option<u32>,
     repetitions: u32,
@@ -66,7 +67,12 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut results = Vec::new();
     for &n_threads in threads {
         progress.stage("opening the model");
-        let options = EngineOptions { n_threads: n_threads as usize, dispatch, ..EngineOptions::default() };
+        let options = EngineOptions {
+            n_threads: n_threads as usize,
+            dispatch,
+            repack: !args.no_repack,
+            ..EngineOptions::default()
+        };
         let bench = Bench { engine: &Engine::new(&file, None, options)?, args, choice: &choice };
         bench.check_context(&tests)?;
         for &depth in &args.depths {
@@ -82,6 +88,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         model: &args.model.to_string_lossy(),
         dispatch: dispatch.unwrap_or_else(Dispatch::detect).name(),
         kv_type: args.kv_type.to_possible_value().map_or(String::new(), |v| v.get_name().into()),
+        repack: !args.no_repack,
         method: choice.name,
         budget: choice.eviction.map(|e| e.budget),
         repetitions: args.repetitions,
