@@ -85,7 +85,7 @@ pub enum Error {
     Rewind {
         /// Positions to keep.
         to: usize,
-        /// The fewest that can be kept: what an eviction has chosen among stays.
+        /// The fewest that can be kept: an eviction, or a sliding window, cannot be undone.
         first: usize,
         /// Positions of the session.
         last: usize,

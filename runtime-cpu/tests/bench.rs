@@ -57,6 +57,15 @@ fn every_instruction_set_can_be_forced() {
 }
 
 #[test]
+fn weights_may_stay_in_the_map() {
+    let base = ["-p", "4", "-n", "1", "-t", "1", "-r", "1"];
+    for (more, repack) in [(&[][..], true), (&["--no-repack"][..], false)] {
+        let run = json(&[&base[..], more].concat());
+        assert_eq!((&run["repack"], results(&run).len()), (&repack.into(), 2));
+    }
+}
+
+#[test]
 fn the_table_names_every_test() {
     let table = bench(&["-p", "4", "-n", "2", "-d", "0,8", "-t", "1", "-r", "1", "--kv-type", "f32"]);
     for name in ["pp4 ", "tg2 ", "pp4 @ d8 ", "tg2 @ d8 ", "test "] {

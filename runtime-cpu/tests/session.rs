@@ -47,6 +47,28 @@ fn an_eviction_is_not_undone() {
     }
     session.rewind(PROMPT.len()).unwrap();
     assert_eq!(session.decode(7).unwrap(), first);
+    session.reset();
+    session.decode(7).unwrap();
+    session.rewind(0).unwrap();
+}
+
+#[test]
+fn what_a_window_left_behind_is_lost() {
+    let engine = open("gemma3");
+    let window = *engine.config().windows.iter().flatten().min().expect("a layer with a window");
+    let mut session = Session::new(&engine, options(None)).unwrap();
+    session.prefill(&tokens(&engine, &PROMPT[..3])).unwrap();
+    let first = session.decode(7).unwrap().to_vec();
+    session.rewind(3).unwrap();
+    assert_eq!(session.decode(7).unwrap(), first);
+    for _ in 4..window {
+        session.decode(7).unwrap();
+    }
+    let refused = session.rewind(3).unwrap_err();
+    assert!(matches!(refused, Error::Rewind { to: 3, .. }), "{refused}");
+    session.reset();
+    session.prefill(&tokens(&engine, &PROMPT[..3])).unwrap();
+    assert_eq!(session.decode(7).unwrap(), first);
 }
 
 /// Generated tokens count: 14 entries for a budget of 12 make a pyramid, the 10 of the prompts would not.
@@ -66,7 +88,12 @@ fn a_prompt_after_an_answer_is_evicted() {
 }
 
 fn engine() -> Engine {
-    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/models/llama/model-f32.gguf");
+    open("llama")
+}
+
+fn open(model: &str) -> Engine {
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/models");
+    let model = models.join(model).join("model-f32.gguf");
     Engine::open(&model, None, EngineOptions { n_threads: 1, ..EngineOptions::default() }).unwrap()
 }
 
