@@ -34,7 +34,7 @@ pub fn gelu_tanh(cx: &Compute, x: &mut [f32]) {
 /// `(1 + tanh y) / 2` is `sigmoid(2 y)`, so with `z = 2 sqrt(2/pi) (x + 0.044715 x^3)` this is `z sigmoid(z) * up x / z`.
 pub fn gelu_mul(dispatch: Dispatch, gate: &mut [f32], up: &mut [f32]) {
     for (x, up) in gate.iter_mut().zip(&mut *up) {
-        let slope = 1.595_769_1 * (1.0 + 0.044_715 * *x * *x);
+        let slope = 1.595_769 * (1.0 + 0.044_715 * *x * *x);
         *x *= slope;
         *up /= slope;
     }

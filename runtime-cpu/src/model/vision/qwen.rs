@@ -90,10 +90,10 @@ impl Qwen {
         let mut x = self.embed(cx, config, pixels, &order);
         let mut s = Scratch::new(config, &x);
         let angles = order.angles(&self.rope);
-        let whole = [0..order.patches.len()];
+        let whole = 0..order.patches.len();
         for (l, layer) in self.blocks.iter().enumerate() {
             let full = self.windows.as_ref().is_none_or(|w| (l + 1).is_multiple_of(w.full_every));
-            let spans = if full { &whole } else { &order.windows[..] };
+            let spans = if full { std::slice::from_ref(&whole) } else { &order.windows[..] };
             layer.forward(cx, config, &mut x, &mut s, &Attention { rope: &self.rope, angles: &angles, spans });
         }
         self.post_ln.forward(cx, &x, &mut s.h);
