@@ -276,7 +276,7 @@ impl Keys<'_> {
             }
             _ => {
                 let period = self.meta.opt_u32(&self.name(name))?.map_or(usual.period, |n| n as usize);
-                (1..=n_layers).map(|l| period == 0 || l % period != 0).collect()
+                (1..=n_layers).map(|l: usize| !l.is_multiple_of(period)).collect()
             }
         };
         Ok(has_window.into_iter().map(|has| has.then_some(size)).collect())
