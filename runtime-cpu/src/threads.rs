@@ -2,7 +2,7 @@
 //!
 //! A decode step has a hundred and more parallel regions of a few microseconds each, so workers spin between them: a
 //! region costs about a microsecond, where waking sleeping threads costs fifty. A worker that finds nothing to do for
-//! [`SPIN`] goes to sleep.
+//! 0.3 ms goes to sleep.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
