@@ -51,7 +51,7 @@ pub unsafe fn slice_mut<'a, T>(p: *mut T, n: usize, what: &'static str) -> Resul
 /// A slice that may be missing: null gives an empty one.
 ///
 /// # Safety
-/// As [`slice`].
+/// As [`slice()`].
 pub unsafe fn optional<'a, T>(p: *const T, n: usize, what: &'static str) -> Result<&'a [T], Failure> {
     // SAFETY: passed on.
     if p.is_null() { Ok(&[]) } else { unsafe { slice(p, n, what) } }
