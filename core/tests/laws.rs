@@ -65,7 +65,9 @@ fn relabel(l: &Layer, order: &[usize]) -> Layer {
 fn config() -> ProptestConfig {
     let given = std::env::var_os("PROPTEST_CASES").is_some();
     let default = ProptestConfig::default();
-    ProptestConfig { cases: if given { default.cases } else { 600 }, failure_persistence: None, ..default }
+    let cases = if given { default.cases } else { 600 };
+    // Half of the cases are not a law's business.
+    ProptestConfig { cases, max_global_rejects: 10 * cases, failure_persistence: None, ..default }
 }
 
 proptest! {
@@ -231,8 +233,11 @@ proptest! {
     /// A larger budget keeps what a smaller one kept, as long as both protect the same window.
     #[test]
     fn budgets_nest((p, l) in cases(), budget in 14..70u32) {
-        // The length of a shortlist follows the budget.
+        // The length of a shortlist follows the budget, and so does the first stage of output norms, whose entries come
+        // first in a choice one by one and change what follows.
         prop_assume!(!matches!(p.diversity, Diversity::Mmr(Mmr { search: Search::Shortlist(_), .. })));
+        let staged = matches!(p.importance, Importance::Attention(Attention { value_norm: ValueNorm::Output { .. }, .. }));
+        prop_assume!(!(staged && matches!(p.diversity, Diversity::Mmr(_))));
         let p = p.with_head_budget(HeadBudget::Uniform);
         let Ok((less, a)) = evict_view(Dispatch::detect(), &p, budget, &l.view()) else { return Ok(()) };
         let (more, b) = evict_view(Dispatch::detect(), &p, budget + 1, &l.view()).unwrap();
