@@ -10,6 +10,12 @@ void *memcpy(void *to, const void *from, size_t n);
 void *memmove(void *to, const void *from, size_t n);
 void *memset(void *to, int c, size_t n);
 int memcmp(const void *a, const void *b, size_t n);
+void __aeabi_memcpy(void *to, const void *from, size_t n);
+void __aeabi_memcpy4(void *to, const void *from, size_t n);
+void __aeabi_memcpy8(void *to, const void *from, size_t n);
+void __aeabi_memclr(void *to, size_t n);
+void __aeabi_memclr4(void *to, size_t n);
+void __aeabi_memclr8(void *to, size_t n);
 extern uint32_t stack_top;
 
 __attribute__((section(".vectors"), used)) static const void *const vectors[2] = {&stack_top, (const void *)reset};
@@ -60,3 +66,11 @@ int memcmp(const void *a, const void *b, size_t n) {
     }
     return 0;
 }
+
+/* What compilers for Arm call instead. */
+void __aeabi_memcpy(void *to, const void *from, size_t n) { memcpy(to, from, n); }
+void __aeabi_memcpy4(void *to, const void *from, size_t n) { memcpy(to, from, n); }
+void __aeabi_memcpy8(void *to, const void *from, size_t n) { memcpy(to, from, n); }
+void __aeabi_memclr(void *to, size_t n) { memset(to, 0, n); }
+void __aeabi_memclr4(void *to, size_t n) { memset(to, 0, n); }
+void __aeabi_memclr8(void *to, size_t n) { memset(to, 0, n); }

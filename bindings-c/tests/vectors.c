@@ -38,7 +38,7 @@ static uint64_t next(void) {
     return random_state;
 }
 
-static float number(void) { return (float)(next() >> 40) / 8388608.0f - 1.0f; }
+static float number(void) { return (float)(uint32_t)(next() >> 40) / 8388608.0f - 1.0f; }
 
 static float absolute(float x) { return x < 0 ? -x : x; }
 
