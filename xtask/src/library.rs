@@ -103,7 +103,8 @@ impl Build {
         let (linked, object) =
             (scratch.join("linked.o"), scratch.join(format!("{}.o", name.trim_start_matches("lib"))));
         let mut ld = self.tool("ld");
-        ld.args(["-r", "--gc-sections", "-o"]).arg(&linked);
+        // Nothing unwinds here, but a precompiled `core` may name the function that would decide how.
+        ld.args(["-r", "--gc-sections", "--defsym=rust_eh_personality=0", "-o"]).arg(&linked);
         for function in functions {
             ld.args(["-u", function]);
         }

@@ -187,6 +187,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found avx512 f, bw, vl and dq.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
         }
     };
 }
