@@ -111,6 +111,8 @@ impl Build {
         run(ld.arg(archive))?;
         let mut objcopy = self.tool("objcopy");
         objcopy.args(["--strip-debug", "--wildcard", "--keep-global-symbol=ecokv_*"]);
+        // Nothing unwinds here.
+        objcopy.args(["--remove-section=.eh_frame", "--remove-section=.data.DW.ref.rust_eh_personality"]);
         // Bitcode from link-time optimisation.
         run(objcopy.args(["--remove-section=.llvmbc", "--remove-section=.llvmcmd"]).arg(&linked).arg(&object))?;
         let _ = std::fs::remove_file(to); // ar would add to it
