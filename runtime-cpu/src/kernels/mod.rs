@@ -7,11 +7,30 @@
 //! The quantised path follows one scheme for all formats: a group of 32 weights is `scale * q + min` with 8-bit `q`
 //! (two scales and mins where the format has sub-blocks of 16); activations have one float scale per 32 and either 8
 //! bits per value or 15, the latter as two planes of 8-bit numbers (`128 q + low`) that take the same instructions.
-//! Matrix-vector products read the weights where they lie in the file; matrix products first unpack a *panel*
-//! of 16 rows, interleaved so that a vector lane holds one row, and use it for many tokens.
+//! Weights are repacked into *panels* of 16 rows, a vector lane for each row (`packed/`): all at once when they are
+//! loaded, or a panel at a time for matrix products with weights that stay in the file.
 
 // Lanes, rows and blocks of several buffers are indexed side by side.
 #![allow(clippy::needless_range_loop)]
+
+/// Calls the function of the level's file: the modules are those beside the caller. The vector functions are
+/// `#[target_feature]`, hence the unsafe block. Stands in front of the modules that use it.
+macro_rules! dispatch {
+    ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
+        match $self.0 {
+            Level::Scalar => scalar::$name($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
+            Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
+            Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
+        }
+    };
+}
 
 mod attention;
 mod generic;
@@ -225,24 +244,6 @@ impl<'a> WeightRows<'a> {
     }
 }
 
-/// Calls the function of the level's file. The vector functions are `#[target_feature]`, hence the unsafe block.
-macro_rules! dispatch {
-    ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
-        match $self.0 {
-            Level::Scalar => scalar::$name($($arg),*),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
-            Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
-            Level::Avx512 => unsafe { avx512::$name($($arg),*) },
-            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
-            #[cfg(target_arch = "aarch64")]
-            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
-        }
-    };
-}
-
 impl Dispatch {
     /// The best level of this CPU.
     pub fn detect() -> Dispatch {
@@ -357,16 +358,16 @@ impl Dispatch {
             Level::Scalar => unreachable!("weights are not repacked for the scalar level"),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if the CPU has it; the rest is the caller's contract.
-            Level::Avx2 => unsafe { packed::avx2::gemm(w, x, tokens, out, out_stride) },
+            Level::Avx2 => unsafe { packed::avx2::gemm_avx2(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::AvxVnni => unsafe { packed::avx2::gemm_vnni(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512 => unsafe { packed::avx512::gemm(w, x, tokens, out, out_stride) },
+            Level::Avx512 => unsafe { packed::avx512::gemm_avx512(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Level::Neon => unsafe { packed::neon::gemm(w, x, tokens, out, out_stride) },
+            Level::Neon => unsafe { packed::neon::gemm_neon(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Level::NeonDot => unsafe { packed::neon::gemm_dotprod(w, x, tokens, out, out_stride) },

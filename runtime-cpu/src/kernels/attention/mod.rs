@@ -2,15 +2,18 @@
 //! group; many queries against a staged layer ([`Dispatch::attend_tile`]) take 48 queries at a time over all keys. Both are
 //! written once over vector registers (`lanes.rs`), which each instruction set supplies; `scalar.rs` is their reference.
 
-mod lanes;
-mod rows;
 mod scalar;
-mod tile;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod rows;
+#[cfg(target_arch = "x86_64")]
+mod tile;
 
 use std::ops::Range;
 
@@ -65,6 +68,7 @@ pub struct Tile {
     /// `[head_dim]` Weighted sums of values, not divided by `sum` yet.
     out: Vec<Across>,
     /// `[TILE_BLOCK]`
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the vector kernels"))]
     scores: Vec<Across>,
     max: Across,
     sum: Across,
@@ -174,24 +178,6 @@ impl KvRows<'_> {
             KvRows::Q8_0(r) => r.as_ptr().cast(),
         }
     }
-}
-
-/// Calls the function of the level's file. The vector functions are `#[target_feature]`, hence the unsafe block.
-macro_rules! dispatch {
-    ($self:expr, $name:ident ( $($arg:expr),* $(,)? )) => {
-        match $self.0 {
-            Level::Scalar => scalar::$name($($arg),*),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
-            Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if detection found avx512 f, bw, vl and dq.
-            Level::Avx512 => unsafe { avx512::$name($($arg),*) },
-            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
-            #[cfg(target_arch = "aarch64")]
-            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
-        }
-    };
 }
 
 impl Dispatch {

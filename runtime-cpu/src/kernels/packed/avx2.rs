@@ -2,56 +2,14 @@
 
 use std::arch::x86_64::*;
 
-use super::{Isa, PackedRows, Packing, panels, with_packing};
-use crate::kernels::Q8Rows;
+use super::{Isa, Packing, gemm};
 use crate::kernels::scalar::IQ4_VALUES;
 
 /// Byte dot products by `vpmaddubsw`, or by `vpdpbusd` if `VNNI`.
 pub(in crate::kernels) struct Avx2<const VNNI: bool>;
 
-/// `out[t * out_stride + r]` for the rows of `w` and the given tokens.
-///
-/// # Safety
-/// The CPU has the features; tokens exist and have the columns of `w`; `out` reaches as far.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn gemm(
-    w: PackedRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        with_packing!(w.ty, P => if x.low.is_empty() {
-            panels::<Avx2<false>, P, 4, false>(w, x, tokens, out, out_stride)
-        } else {
-            panels::<Avx2<false>, P, 4, true>(w, x, tokens, out, out_stride)
-        })
-    }
-}
-
-/// As [`gemm`], with AVX-VNNI.
-///
-/// # Safety
-/// As [`gemm`].
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(in crate::kernels) unsafe fn gemm_vnni(
-    w: PackedRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        with_packing!(w.ty, P => if x.low.is_empty() {
-            panels::<Avx2<true>, P, 4, false>(w, x, tokens, out, out_stride)
-        } else {
-            panels::<Avx2<true>, P, 4, true>(w, x, tokens, out, out_stride)
-        })
-    }
-}
+gemm!(gemm_avx2, "avx2,fma,f16c", Avx2<false>, 4);
+gemm!(gemm_vnni, "avx2,fma,f16c,avxvnni", Avx2<true>, 4);
 
 impl<const VNNI: bool> Isa for Avx2<VNNI> {
     const LANES: usize = 8;

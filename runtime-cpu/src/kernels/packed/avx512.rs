@@ -2,33 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use super::{Isa, PackedRows, Packing, panels, with_packing};
-use crate::kernels::Q8Rows;
+use super::{Isa, Packing, gemm};
 use crate::kernels::scalar::IQ4_VALUES;
 
 pub(in crate::kernels) struct Avx512;
 
-/// `out[t * out_stride + r]` for the rows of `w` and the given tokens.
-///
-/// # Safety
-/// The CPU has the features; tokens exist and have the columns of `w`; `out` reaches as far.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(in crate::kernels) unsafe fn gemm(
-    w: PackedRows<'_>,
-    x: &Q8Rows,
-    tokens: std::ops::Range<usize>,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        with_packing!(w.ty, P => if x.low.is_empty() {
-            panels::<Avx512, P, 8, false>(w, x, tokens, out, out_stride)
-        } else {
-            panels::<Avx512, P, 8, true>(w, x, tokens, out, out_stride)
-        })
-    }
-}
+gemm!(gemm_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", Avx512, 8);
 
 impl Isa for Avx512 {
     const LANES: usize = 16;

@@ -89,7 +89,36 @@ macro_rules! with_packing {
         }
     };
 }
-pub(super) use with_packing;
+use with_packing;
+
+/// The function `$name` of an instruction set: `$n` tokens of `$isa` at a time.
+macro_rules! gemm {
+    ($name:ident, $features:literal, $isa:ty, $n:literal) => {
+        /// `out[(t - tokens.start) * out_stride + r]` for the rows of `w` and the given tokens.
+        ///
+        /// # Safety
+        /// The CPU has the features; tokens exist and have the columns of `w`; `out` reaches as far.
+        #[target_feature(enable = $features)]
+        pub(in crate::kernels) unsafe fn $name(
+            w: $crate::kernels::packed::PackedRows<'_>,
+            x: &$crate::kernels::Q8Rows,
+            tokens: std::ops::Range<usize>,
+            out: *mut f32,
+            out_stride: usize,
+        ) {
+            use $crate::kernels::packed::{panels, with_packing};
+            // SAFETY: the caller's contract.
+            unsafe {
+                with_packing!(w.ty, P => if x.low.is_empty() {
+                    panels::<$isa, P, $n, false>(w, x, tokens, out, out_stride)
+                } else {
+                    panels::<$isa, P, $n, true>(w, x, tokens, out, out_stride)
+                })
+            }
+        }
+    };
+}
+use gemm;
 
 impl Layout {
     /// Of a quantised type.

@@ -5,8 +5,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Isa, PackedRows, Packing, panels, with_packing};
-use crate::kernels::Q8Rows;
+use super::{Isa, Packing, gemm};
 use crate::kernels::scalar::IQ4_VALUES;
 
 /// How bytes are multiplied.
@@ -16,35 +15,9 @@ const PLAIN: u8 = 0;
 const DOT: u8 = 1;
 const MATRIX: u8 = 2;
 
-macro_rules! gemm {
-    ($name:ident, $features:literal, $with:expr) => {
-        /// `out[t * out_stride + r]` for the rows of `w` and the given tokens.
-        ///
-        /// # Safety
-        /// The CPU has the features; tokens exist and have the columns of `w`; `out` reaches as far.
-        #[target_feature(enable = $features)]
-        pub(in crate::kernels) unsafe fn $name(
-            w: PackedRows<'_>,
-            x: &Q8Rows,
-            tokens: std::ops::Range<usize>,
-            out: *mut f32,
-            out_stride: usize,
-        ) {
-            // SAFETY: the caller's contract.
-            unsafe {
-                with_packing!(w.ty, P => if x.low.is_empty() {
-                    panels::<Neon<{ $with }>, P, 4, false>(w, x, tokens, out, out_stride)
-                } else {
-                    panels::<Neon<{ $with }>, P, 4, true>(w, x, tokens, out, out_stride)
-                })
-            }
-        }
-    };
-}
-
-gemm!(gemm, "neon", PLAIN);
-gemm!(gemm_dotprod, "neon,dotprod", DOT);
-gemm!(gemm_i8mm, "neon,dotprod,i8mm", MATRIX);
+gemm!(gemm_neon, "neon", Neon<PLAIN>, 4);
+gemm!(gemm_dotprod, "neon,dotprod", Neon<DOT>, 4);
+gemm!(gemm_i8mm, "neon,dotprod,i8mm", Neon<MATRIX>, 4);
 
 impl<const WITH: u8> Isa for Neon<WITH> {
     const LANES: usize = 4;
