@@ -39,6 +39,8 @@ struct Shared {
     /// A task panicked.
     panicked: AtomicBool,
     stop: AtomicBool,
+    /// Workers that run.
+    started: AtomicUsize,
     sleepers: AtomicUsize,
     gate: Mutex<()>,
     wake: Condvar,
@@ -74,6 +76,7 @@ impl Pool {
             next: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            started: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             gate: Mutex::new(()),
             wake: Condvar::new(),
@@ -84,6 +87,10 @@ impl Pool {
             let worker = std::thread::Builder::new().name(format!("ecokv-{i}")).spawn(move || shared.work());
             // The workers so far end when the pool is dropped.
             pool.workers.push(worker.map_err(|e| Error::Threads { n_threads, what: e.to_string() })?);
+        }
+        // What a thread takes to start, memory included, belongs here and not to the first steps of a session.
+        while pool.shared.started.load(Ordering::Acquire) < pool.workers.len() {
+            std::thread::yield_now();
         }
         Ok(pool)
     }
@@ -199,6 +206,7 @@ impl Drop for End<'_> {
 impl Shared {
     /// The life of a worker.
     fn work(&self) {
+        self.started.fetch_add(1, Ordering::Release);
         let mut seen = 0;
         loop {
             let Some(state) = self.wait(seen) else { return };
