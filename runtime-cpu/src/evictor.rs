@@ -112,7 +112,7 @@ impl<'a> Evictor<'a> {
         self.rows_full += (0..s.rows.n_kv_heads()).map(|h| visible(h).len()).sum::<usize>();
         match self.layers.get(s.layer).copied() {
             None => {
-                let kept = |h: usize| Kept::Rows(visible(h).collect());
+                let kept = |h: usize| Kept::Range(visible(h));
                 s.cache.fill(dispatch, s.rows, kept, self.headroom, &SlotRows::default());
             }
             Some((policy, budget)) => {

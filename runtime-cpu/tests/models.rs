@@ -62,7 +62,7 @@ fn language_models_match_transformers() {
                     assert!(error < LM, "{name} layer {} head {h} attention: {error}", s.layer);
                 }
                 let rows = &*s.rows;
-                s.cache.fill(cx.dispatch, rows, |h| Kept::All(rows.len(h)), 8, &SlotRows::default());
+                s.cache.fill(cx.dispatch, rows, |h| Kept::Range(0..rows.len(h) as u32), 8, &SlotRows::default());
                 Ok(())
             })
             .unwrap();

@@ -1,5 +1,7 @@
 //! What stays in memory after eviction.
 
+use std::ops::Range;
+
 use super::buffer::Buffer;
 use super::{KvType, Staging};
 use crate::kernels::{Dispatch, KvRows};
@@ -256,8 +258,8 @@ impl LayerCache {
 /// Rows of a head that stay.
 #[derive(Clone, Debug)]
 pub enum Kept {
-    /// The first n.
-    All(usize),
+    /// All of a range.
+    Range(Range<u32>),
     /// These, ascending.
     Rows(Vec<u32>),
 }
@@ -265,14 +267,14 @@ pub enum Kept {
 impl Kept {
     fn len(&self) -> usize {
         match self {
-            Kept::All(n) => *n,
+            Kept::Range(range) => range.len(),
             Kept::Rows(rows) => rows.len(),
         }
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let (all, rows) = match self {
-            Kept::All(n) => (0..*n, &[][..]),
+            Kept::Range(range) => (range.start as usize..range.end as usize, &[][..]),
             Kept::Rows(rows) => (0..0, &rows[..]),
         };
         all.chain(rows.iter().map(|&i| i as usize))

@@ -129,83 +129,53 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
 /// One panel against all rows of `x`; `n` of its 16 rows are real.
 #[inline(always)]
 unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
+    let panel = panel.as_ptr();
     let n_tokens = x.len() / k;
-    // SAFETY: the panel holds k rows of 16; outputs in bounds, narrow panels through a buffer.
-    unsafe {
-        if n == PANEL_ROWS {
-            panel_f32(panel, PANEL_ROWS, x, k, k, n_tokens, &mut out[from..], out_stride, false);
-        } else {
-            let mut lanes = [0.0; PANEL_ROWS];
-            for t in 0..n_tokens {
-                panel_f32(panel, PANEL_ROWS, &x[t * k..(t + 1) * k], k, k, 1, &mut lanes, PANEL_ROWS, false);
-                out[t * out_stride + from..][..n].copy_from_slice(&lanes[..n]);
-            }
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[allow(clippy::too_many_arguments)] // a matrix product has this many strides
-unsafe fn panel_f32(
-    panel: &[f32],
-    panel_stride: usize,
-    x: &[f32],
-    x_stride: usize,
-    k: usize,
-    n: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    add: bool,
-) {
     let mut t = 0;
-    while t < n {
-        // SAFETY: rows t..t+N of x and out are in bounds (checked by `Dispatch` or the caller in this file).
+    while t < n_tokens {
+        // SAFETY: the panel holds k rows of 16; rows t..t+N of x and out are in bounds, narrow panels through a buffer.
         unsafe {
-            let (x, out) = (x.as_ptr().add(t * x_stride), out.as_mut_ptr().add(t * out_stride));
-            if n - t >= 6 {
-                panel_tile::<6>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add);
-                t += 6;
+            let (x, out) = (x.as_ptr().add(t * k), &mut out[t * out_stride + from..]);
+            if n < PANEL_ROWS {
+                let mut lanes = [0.0; PANEL_ROWS];
+                t += panel_tile::<1>(panel, k, x, lanes.as_mut_ptr(), PANEL_ROWS);
+                out[..n].copy_from_slice(&lanes[..n]);
+            } else if n_tokens - t >= 6 {
+                t += panel_tile::<6>(panel, k, x, out.as_mut_ptr(), out_stride);
             } else {
-                panel_tile::<1>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add);
-                t += 1;
+                t += panel_tile::<1>(panel, k, x, out.as_mut_ptr(), out_stride);
             }
         }
     }
 }
 
+/// `N` tokens; returns how many.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn panel_tile<const N: usize>(
     panel: *const f32,
-    panel_stride: usize,
-    x: *const f32,
-    x_stride: usize,
     k: usize,
+    x: *const f32,
     out: *mut f32,
     out_stride: usize,
-    add: bool,
-) {
+) -> usize {
     // SAFETY: the caller's contract.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); 2]; N];
         for i in 0..k {
-            let w = [_mm256_loadu_ps(panel.add(i * panel_stride)), _mm256_loadu_ps(panel.add(i * panel_stride + 8))];
+            let w = [_mm256_loadu_ps(panel.add(i * PANEL_ROWS)), _mm256_loadu_ps(panel.add(i * PANEL_ROWS + 8))];
             for (t, acc) in acc.iter_mut().enumerate() {
-                let v = _mm256_set1_ps(*x.add(t * x_stride + i));
+                let v = _mm256_set1_ps(*x.add(t * k + i));
                 acc[0] = _mm256_fmadd_ps(v, w[0], acc[0]);
                 acc[1] = _mm256_fmadd_ps(v, w[1], acc[1]);
             }
         }
         for (t, acc) in acc.into_iter().enumerate() {
-            for (side, mut v) in acc.into_iter().enumerate() {
-                let to = out.add(t * out_stride + 8 * side);
-                if add {
-                    v = _mm256_add_ps(v, _mm256_loadu_ps(to));
-                }
-                _mm256_storeu_ps(to, v);
+            for (side, v) in acc.into_iter().enumerate() {
+                _mm256_storeu_ps(out.add(t * out_stride + 8 * side), v);
             }
         }
     }
+    N
 }
 
 /// `out[i] = x . w[i]` for rows of `E`.

@@ -88,73 +88,46 @@ unsafe fn gemm_elem<E: Elem>(w: WeightRows<'_>, x: &[f32], out: &mut [f32]) {
 /// One panel against all rows of `x`; `n` of its 16 rows are real.
 #[inline(always)]
 unsafe fn panel_rows(panel: &[f32], k: usize, x: &[f32], out: &mut [f32], out_stride: usize, from: usize, n: usize) {
-    // SAFETY: the panel holds k rows of 16; lanes beyond n are not written.
-    unsafe { panel_masked(panel, PANEL_ROWS, x, k, k, x.len() / k, &mut out[from..], out_stride, false, lanes(n)) }
-}
-
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn panel_masked(
-    panel: &[f32],
-    panel_stride: usize,
-    x: &[f32],
-    x_stride: usize,
-    k: usize,
-    n: usize,
-    out: &mut [f32],
-    out_stride: usize,
-    add: bool,
-    mask: __mmask16,
-) {
+    let (panel, mask, out) = (panel.as_ptr(), lanes(n), &mut out[from..]);
+    let n_tokens = x.len() / k;
     let mut t = 0;
-    while t < n {
-        // SAFETY: rows t..t+N of x and out are in bounds (the caller).
+    while t < n_tokens {
+        // SAFETY: the panel holds k rows of 16; rows t..t+N of x and out are in bounds; lanes beyond n are not written.
         unsafe {
-            let (x, out) = (x.as_ptr().add(t * x_stride), out.as_mut_ptr().add(t * out_stride));
-            if n - t >= 12 {
-                panel_tile::<12>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
-                t += 12;
-            } else if n - t >= 4 {
-                panel_tile::<4>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
-                t += 4;
-            } else {
-                panel_tile::<1>(panel.as_ptr(), panel_stride, x, x_stride, k, out, out_stride, add, mask);
-                t += 1;
-            }
+            let (x, out) = (x.as_ptr().add(t * k), out.as_mut_ptr().add(t * out_stride));
+            t += match n_tokens - t {
+                12.. => panel_tile::<12>(panel, k, x, out, out_stride, mask),
+                4.. => panel_tile::<4>(panel, k, x, out, out_stride, mask),
+                _ => panel_tile::<1>(panel, k, x, out, out_stride, mask),
+            };
         }
     }
 }
 
+/// `N` tokens; returns how many.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn panel_tile<const N: usize>(
     panel: *const f32,
-    panel_stride: usize,
-    x: *const f32,
-    x_stride: usize,
     k: usize,
+    x: *const f32,
     out: *mut f32,
     out_stride: usize,
-    add: bool,
     mask: __mmask16,
-) {
+) -> usize {
     // SAFETY: the caller's contract.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); N];
         for i in 0..k {
-            let w = _mm512_loadu_ps(panel.add(i * panel_stride));
+            let w = _mm512_loadu_ps(panel.add(i * PANEL_ROWS));
             for (t, acc) in acc.iter_mut().enumerate() {
-                *acc = _mm512_fmadd_ps(_mm512_set1_ps(*x.add(t * x_stride + i)), w, *acc);
+                *acc = _mm512_fmadd_ps(_mm512_set1_ps(*x.add(t * k + i)), w, *acc);
             }
         }
-        for (t, mut v) in acc.into_iter().enumerate() {
-            let to = out.add(t * out_stride);
-            if add {
-                v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, to));
-            }
-            _mm512_mask_storeu_ps(to, mask, v);
+        for (t, v) in acc.into_iter().enumerate() {
+            _mm512_mask_storeu_ps(out.add(t * out_stride), mask, v);
         }
     }
+    N
 }
 
 /// `out[i] = x . w[i]` for rows of `E`.
