@@ -25,9 +25,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
             Level::Avx512 => unsafe { avx512::$name($($arg),*) },
-            // The compiler vectorises the plain kernels: every AArch64 CPU has NEON.
             #[cfg(target_arch = "aarch64")]
-            Level::Neon | Level::NeonDot | Level::NeonI8mm => scalar::$name($($arg),*),
+            // SAFETY: every AArch64 CPU has NEON.
+            Level::Neon | Level::NeonDot | Level::NeonI8mm => unsafe { neon::$name($($arg),*) },
         }
     };
 }
@@ -43,6 +43,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod formats_x86;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use half::f16;
 

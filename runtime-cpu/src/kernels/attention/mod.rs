@@ -8,11 +8,13 @@ mod scalar;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod rows;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tile;
 
 use std::ops::Range;
@@ -68,7 +70,10 @@ pub struct Tile {
     /// `[head_dim]` Weighted sums of values, not divided by `sum` yet.
     out: Vec<Across>,
     /// `[TILE_BLOCK]`
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the vector kernels"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "for the vector kernels")
+    )]
     scores: Vec<Across>,
     max: Across,
     sum: Across,
@@ -170,7 +175,7 @@ impl KvRows<'_> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn as_ptr(&self) -> *const u8 {
         match self {
             KvRows::F32(r) => r.as_ptr().cast(),
@@ -223,7 +228,7 @@ impl Dispatch {
 }
 
 /// Evaluates `$body` with `$e` standing for the element type of the rows.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! with_elem {
     ($rows:expr, $e:ident => $body:expr) => {
         match $rows {
@@ -242,5 +247,5 @@ macro_rules! with_elem {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use with_elem;

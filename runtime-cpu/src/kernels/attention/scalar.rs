@@ -4,12 +4,8 @@ use super::{KvRows, Partial, Tile};
 use crate::kernels::generic::exp;
 
 pub(super) fn dot_rows(q: &[f32], k: KvRows<'_>, d: usize, scale: f32, len: usize, scores: &mut [f32]) {
-    let mut row = vec![0.0; d];
-    for i in 0..len {
-        k.read(i, &mut row);
-        for (q, scores) in q.chunks_exact(d).zip(scores.chunks_exact_mut(len)) {
-            scores[i] = scale * dot(q, &row);
-        }
+    for (q, scores) in q.chunks_exact(d).zip(scores.chunks_exact_mut(len)) {
+        scores.iter_mut().enumerate().for_each(|(i, score)| *score = scale * dot(q, k.row(i, d)));
     }
 }
 
@@ -24,29 +20,27 @@ pub(super) fn attend_rows(
     bias: &[f32],
     part: &mut Partial<'_>,
 ) {
-    let (mut key, mut value) = (vec![0.0; d], vec![0.0; d]);
     part.max.fill(f32::NEG_INFINITY);
     part.sum.fill(0.0);
     part.values.fill(0.0);
     for i in 0..len {
-        k.read(i, &mut key);
-        v.read(i, &mut value);
         for (g, (q, values)) in q.chunks_exact(d).zip(part.values.chunks_exact_mut(d)).enumerate() {
-            let score = scale * dot(q, &key) + bias.get(i).copied().unwrap_or(0.0);
-            add(score, &value, &mut part.max[g], &mut part.sum[g], values);
+            let score = scale * dot(q, k.row(i, d)) + bias.get(i).copied().unwrap_or(0.0);
+            add(score, v.row(i, d), &mut part.max[g], &mut part.sum[g], values);
         }
     }
 }
 
 pub(super) fn attend_tile(t: &mut Tile, keys: &[f32], values: &[f32]) {
     let d = t.q.len();
+    let (keys, values) = (KvRows::F32(keys), KvRows::F32(values));
     let (mut q, mut out) = (vec![0.0; d], vec![0.0; d]);
     for r in 0..t.n {
         q.iter_mut().zip(&t.q).for_each(|(q, column)| *q = column.0[r]);
         out.fill(0.0);
         for i in t.first[r] as usize..t.end[r] as usize {
-            let score = dot(&q, &keys[i * d..(i + 1) * d]);
-            add(score, &values[i * d..(i + 1) * d], &mut t.max.0[r], &mut t.sum.0[r], &mut out);
+            let score = dot(&q, keys.row(i, d));
+            add(score, values.row(i, d), &mut t.max.0[r], &mut t.sum.0[r], &mut out);
         }
         t.out.iter_mut().zip(&out).for_each(|(column, v)| column.0[r] = *v);
     }
@@ -54,11 +48,12 @@ pub(super) fn attend_tile(t: &mut Tile, keys: &[f32], values: &[f32]) {
 
 pub(super) fn tile_column_sums(t: &mut Tile, keys: &[f32], sums: &mut [f32]) {
     let d = t.q.len();
+    let keys = KvRows::F32(keys);
     let mut q = vec![0.0; d];
     for r in 0..t.n {
         q.iter_mut().zip(&t.q).for_each(|(q, column)| *q = column.0[r]);
         let seen = t.first[r] as usize..t.end[r] as usize;
-        let mut scores: Vec<f32> = seen.clone().map(|i| dot(&q, &keys[i * d..(i + 1) * d])).collect();
+        let mut scores: Vec<f32> = seen.clone().map(|i| dot(&q, keys.row(i, d))).collect();
         let max = scores.iter().fold(f32::MIN, |m, &s| if s > m { s } else { m });
         scores.iter_mut().for_each(|s| *s = exp::<false>(*s - max));
         let sum: f32 = scores.iter().sum();
@@ -68,7 +63,7 @@ pub(super) fn tile_column_sums(t: &mut Tile, keys: &[f32], sums: &mut [f32]) {
 }
 
 /// One more row of a streaming softmax. Rows that are not visible have a score of minus infinity.
-fn add(score: f32, value: &[f32], max: &mut f32, sum: &mut f32, out: &mut [f32]) {
+fn add(score: f32, value: impl Iterator<Item = f32>, max: &mut f32, sum: &mut f32, out: &mut [f32]) {
     if score > *max {
         let shrink = exp::<false>(*max - score);
         *sum *= shrink;
@@ -82,21 +77,17 @@ fn add(score: f32, value: &[f32], max: &mut f32, sum: &mut f32, out: &mut [f32])
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+fn dot(a: &[f32], b: impl Iterator<Item = f32>) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 impl KvRows<'_> {
-    /// Row `i` as floats.
-    fn read(&self, i: usize, row: &mut [f32]) {
-        let d = row.len();
-        match self {
-            KvRows::F32(r) => row.copy_from_slice(&r[i * d..(i + 1) * d]),
-            KvRows::F16(r) => row.iter_mut().zip(&r[i * d..]).for_each(|(o, v)| *o = v.to_f32()),
-            KvRows::Q8_0(r) => {
-                let blocks = &r[i * d / 32..];
-                row.chunks_exact_mut(32).zip(blocks).for_each(|(o, b)| o.copy_from_slice(&b.dequantize()));
-            }
-        }
+    /// Row `i` of `d` values as floats.
+    fn row(&self, i: usize, d: usize) -> impl Iterator<Item = f32> {
+        (i * d..(i + 1) * d).map(|j| match self {
+            KvRows::F32(r) => r[j],
+            KvRows::F16(r) => r[j].to_f32(),
+            KvRows::Q8_0(r) => r[j / 32].d.to_f32() * f32::from(r[j / 32].q[j % 32]),
+        })
     }
 }

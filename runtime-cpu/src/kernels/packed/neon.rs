@@ -6,6 +6,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{Isa, Packing, gemm};
+use crate::kernels::neon::widen;
 use crate::kernels::scalar::IQ4_VALUES;
 
 /// How bytes are multiplied.
@@ -69,13 +70,8 @@ impl<const WITH: u8> Isa for Neon<WITH> {
 
     #[inline(always)]
     unsafe fn halves(p: *const u8) -> float32x4_t {
-        // SAFETY: the contract of `Isa`. Every AArch64 CPU widens halves.
-        unsafe {
-            let half = vld1_u16(p.cast());
-            let wide: float32x4_t;
-            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) half, options(pure, nomem, nostack, preserves_flags));
-            wide
-        }
+        // SAFETY: the contract of `Isa`.
+        unsafe { widen(vld1_u16(p.cast())) }
     }
 
     #[inline(always)]
