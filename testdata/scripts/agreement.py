@@ -1,12 +1,12 @@
 """Agreement of ecokv with llama.cpp on a plain text: how often both expect the same next token, and both perplexities.
 
-    pip install llama-cpp-python==0.3.36 numpy
+    pip install llama-cpp-python==0.3.36 numpy torch==2.9.1 transformers==4.57.6 accelerate==1.12.0 gguf==0.19.0
     cargo build --release --example next_tokens
-    python agreement.py TEXT MODEL.gguf ... [--tokens 2000] [--top 256] [--next-tokens PATH]
+    python agreement.py TEXT MODEL.gguf ... [--tokens 2000] [--top 256] [--next-tokens PATH] [--no-float]
 
 llama.cpp runs on one thread with its defaults but for flash attention, which is off: cache in half precision,
-activations in 8 bits.
-Its results are kept beside the model.
+activations in 8 bits. The arbiter is transformers with the file's weights converted to float32. Results of both are kept
+beside the model.
 """
 import argparse
 import json
@@ -55,6 +55,19 @@ def by_llama_cpp(model, text, n_tokens):
     return json.loads(kept.read_text())
 
 
+def by_transformers(model, ids):
+    kept = model.with_suffix(f".transformers-{len(ids)}.json")
+    if not kept.exists():
+        import torch
+        from transformers import AutoModelForCausalLM
+        torch.set_num_threads(2)
+        m = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32)
+        with torch.no_grad():
+            top = m(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        kept.write_text(json.dumps(top))
+    return json.loads(kept.read_text())
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("text", type=Path)
@@ -62,21 +75,28 @@ def main():
     a.add_argument("--tokens", type=int, default=2000)
     a.add_argument("--top", type=int, default=256)
     a.add_argument("--next-tokens", type=Path, default=Path("target/release/examples/next_tokens"))
+    a.add_argument("--no-float", action="store_true")
     args = a.parse_args()
     text = args.text.read_text(errors="replace")
-    print("| file | same most likely token | perplexity | llama.cpp's | ratio |\n|---|---|---|---|---|")
+    print("| file | same most likely token as llama.cpp | as float32 | llama.cpp as float32 | perplexity | llama.cpp's | ratio |")
+    print("|---|---|---|---|---|---|---|")
     for model in args.models:
         theirs = by_llama_cpp(model, text, args.tokens)
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
             ids.write(" ".join(map(str, theirs["ids"])))
             ids.flush()
-            lines = subprocess.run([args.next_tokens, model, ids.name], check=True, capture_output=True, text=True).stdout
+            lines = subprocess.run([args.next_tokens.resolve(), model, ids.name], check=True, capture_output=True, text=True).stdout
         ours = [line.split() for line in lines.splitlines()]
-        same = [int(o[0]) == t for o, t in zip(ours, theirs["top"])]
         mine, other = (np.exp(np.mean(x)) for x in ([float(o[1]) for o in ours], theirs["nll"]))
-        first = same[:args.top]
-        print(f"| {model.name} | {sum(first)} of {len(first)}, {sum(same)} of {len(same)} | {mine:.3f} | {other:.3f} "
-              f"| {mine / other:.4f} |", flush=True)
+        ours = [int(o[0]) for o in ours]
+        exact = [] if args.no_float else by_transformers(model, theirs["ids"][:args.top])
+
+        def same(a, b):
+            pairs = list(zip(a, b))
+            return f"{sum(x == y for x, y in pairs)} of {len(pairs)}" if pairs else "-"
+
+        print(f"| {model.name} | {same(ours[:args.top], theirs['top'])}, {same(ours, theirs['top'])} | {same(ours, exact)} "
+              f"| {same(theirs['top'], exact)} | {mine:.3f} | {other:.3f} | {mine / other:.4f} |", flush=True)
 
 
 if __name__ == "__main__":
