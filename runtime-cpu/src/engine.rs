@@ -30,7 +30,7 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// Instruction set of the kernels; `None` means the best of this CPU.
     pub dispatch: Option<Dispatch>,
-    /// Repacks the language model's weights for the vector kernels as they are loaded. Otherwise they stay in the file's
+    /// Repacks the weights for the vector kernels as they are loaded. Otherwise they stay in the file's
     /// map, shared with other processes, and decoding is slower.
     pub repack: bool,
 }
@@ -64,13 +64,14 @@ impl Engine {
             let what = format!("{tokens} tokens but only {rows} embedding rows");
             return Err(Error::Model { file: model.name().into(), what });
         }
-        let vision = mmproj.map(|f| VisionTower::load(f, decoder.config().n_embd)).transpose()?;
+        let mut vision = mmproj.map(|f| VisionTower::load(f, decoder.config().n_embd)).transpose()?;
         let template = ChatTemplate::from_gguf(model, &tokenizer);
         let mut compute = Compute::new(options.n_threads)?;
         compute.precision = options.precision;
         compute.dispatch = options.dispatch.unwrap_or(compute.dispatch);
         if options.repack {
             decoder.repack(&compute);
+            vision.iter_mut().for_each(|v| v.repack(&compute));
         }
         Ok(Engine { compute, decoder, tokenizer, template, vision, image_limits: ImageLimits::default() })
     }

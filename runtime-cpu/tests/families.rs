@@ -182,6 +182,20 @@ fn a_picture_longer_than_200_times_its_width_is_refused() {
     }
 }
 
+/// Sizes as a host may ask for them, without a picture in memory: no more than the largest of a reasonable picture.
+#[test]
+fn zero_and_enormous_pictures_are_refused_or_scaled() {
+    for case in CASES.iter().filter(|c| !c.pictures.is_empty()) {
+        let engine = case.engine(1).unwrap();
+        let limits = ImageLimits::default();
+        for (w, h) in [(0, 0), (0, 1), (64, 0)] {
+            assert_eq!(cost(&engine, (w, h), &limits).unwrap_err(), format!("image: {w}x{h} pixels: a side is zero"));
+        }
+        let most = cost(&engine, (20_000, 20_000), &limits).unwrap();
+        assert_eq!(cost(&engine, (u32::MAX, u32::MAX), &limits).unwrap(), most, "{}", case.family);
+    }
+}
+
 #[test]
 fn images_and_markers_must_match() {
     for case in CASES.iter().filter(|c| !c.pictures.is_empty()) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ecokv::kernels::{Dispatch, KvRows, Packed, Partial, Q8Block, Q8Rows, Tile, WeightRows};
+use ecokv::kernels::{Dispatch, Floats, KvRows, Packed, Partial, Q8Block, Q8Rows, Tile, WeightRows};
 use ecokv::quant::{GgmlType, dequantize_row};
 use ecokv::threads::Pool;
 use half::f16;
@@ -146,6 +146,41 @@ fn float_products_match_float64() {
                         let xt = &x[t * n_cols..(t + 1) * n_cols];
                         let error = (f64::from(out[t * n_rows + r]) - dot64(&row, xt)).abs() / (norm(&row) * norm(xt));
                         assert!(error < 1e-6, "{} {} n {n} token {t} row {r}: {error}", dispatch.name(), ty.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn repacked_float_products_match_float64() {
+    let pool = Pool::new(2).unwrap();
+    // Rows and columns that end inside a panel, a pair of panels and a block of columns.
+    for (n_rows, n_cols) in [(5, 7), (16, 256), (50, 588), (33, 300)] {
+        let (values, x) = (noise(n_rows * n_cols, 6), noise(30 * n_cols, 4));
+        for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16].into_iter().filter(|&ty| Floats::pays(ty)) {
+            let data: Vec<u8> = match ty {
+                GgmlType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                GgmlType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+                _ => values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
+            };
+            let row_bytes = data.len() / n_rows;
+            let packed = Floats::new(WeightRows { ty, data: &data, row_bytes, n_cols }, &pool);
+            let mut row = vec![0.0; n_cols];
+            for dispatch in Dispatch::available().into_iter().filter(|d| d.packs()) {
+                for n in [1, 2, 4, 5, 9, 12, 13, 30] {
+                    let mut out = vec![0.0; n * n_rows];
+                    dispatch.gemm_floats(packed.rows(0, n_rows), &x[..n * n_cols], &mut out);
+                    for r in 0..n_rows {
+                        dequantize_row(ty, &data[r * row_bytes..(r + 1) * row_bytes], &mut row);
+                        for t in 0..n {
+                            let xt = &x[t * n_cols..(t + 1) * n_cols];
+                            let error =
+                                (f64::from(out[t * n_rows + r]) - dot64(&row, xt)).abs() / (norm(&row) * norm(xt));
+                            let at = format!("{} {} {n_rows}x{n_cols}", dispatch.name(), ty.name());
+                            assert!(error < 1e-6, "{at}, {n} tokens, token {t} row {r}: {error}");
+                        }
                     }
                 }
             }
@@ -330,14 +365,28 @@ fn elementwise_kernels_match_float64() {
             for i in 0..n {
                 assert!((f64::from(out[i]) - f64::from(x[i]) * scale * f64::from(w[i])).abs() < 1e-6);
             }
+            dispatch.layer_norm(&x, &w, &x, 1e-5, &mut out);
+            let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
+            let centred: Vec<f64> = x.iter().map(|&v| f64::from(v) - mean).collect();
+            let scale = 1.0 / (centred.iter().map(|v| v * v).sum::<f64>() / n as f64 + 1e-5).sqrt();
+            for i in 0..n {
+                let want = centred[i] * scale * f64::from(w[i]) + f64::from(x[i]);
+                assert!((f64::from(out[i]) - want).abs() < 1e-6);
+            }
             let big: Vec<f32> = x.iter().map(|v| 30.0 * v).collect();
             let (mut gate, mut quick) = (big.clone(), big.clone());
+            let (mut gelu, mut gelu_gate) = (big.clone(), big.clone());
+            dispatch.gelu_tanh(&mut gelu);
+            dispatch.gelu_mul(&mut gelu_gate, &w);
             dispatch.silu_mul(&mut gate, &w);
             dispatch.sigmoid_gate(&mut quick, 1.702);
             for i in 0..n {
                 let b = f64::from(big[i]);
                 assert!((f64::from(gate[i]) - b / (1.0 + (-b).exp()) * f64::from(w[i])).abs() < 1e-5);
                 assert!((f64::from(quick[i]) - b / (1.0 + (-1.702 * b).exp())).abs() < 1e-5);
+                let tanh = 0.5 * b * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (b + 0.044_715 * b.powi(3))).tanh());
+                assert!((f64::from(gelu[i]) - tanh).abs() < 1e-5);
+                assert!((f64::from(gelu_gate[i]) - tanh * f64::from(w[i])).abs() < 1e-5);
             }
         }
     }

@@ -5,7 +5,7 @@ mod golden;
 
 use ecokv::{Engine, Eviction, LayerBudget, Modalities, Modality, Policy, Prompt, Session, SessionOptions, methods};
 use ecokv_core::Reference;
-use golden::{CASES, Case, options};
+use golden::{CASES, Case, Golden, options};
 
 const N: u32 = 97;
 const N_IMAGE: u32 = 70;
@@ -80,6 +80,43 @@ fn look_m_evicts_images_before_text() {
     }
 }
 
+/// Several pictures between text, at positions of three numbers.
+#[test]
+fn spans_of_several_pictures_are_known_under_m_rope() {
+    for case in CASES.iter().filter(|c| c.folder.starts_with("qwen2") && !c.pictures.is_empty()) {
+        let model = Model::with_three_pictures(case);
+        let n = model.images.len();
+        let n_image = model.images.iter().filter(|i| **i).count();
+        let n_text = n - n_image;
+        for name in METHODS {
+            for (kind, of_kind) in [(Modality::Text, n_text), (Modality::Image, n_image)] {
+                let modalities = Modalities { protect: Some(kind), ..Modalities::default() };
+                // Room for the window too.
+                for positions in model.kept(policy(name), (of_kind + 10) as u32, modalities).unwrap() {
+                    let got = positions.iter().filter(|&&p| model.is_image(p) == (kind == Modality::Image)).count();
+                    assert_eq!(got, of_kind, "{} {name} {kind:?}: {positions:?}", case.family);
+                }
+            }
+        }
+        let modalities = Modalities { image_budget: Some(12), ..Modalities::default() };
+        for positions in model.kept(policy("snapkv"), 30, modalities).unwrap() {
+            let got = positions.iter().filter(|&&p| model.is_image(p)).count();
+            assert_eq!((got, positions.len()), (12, 30), "{}: {positions:?}", case.family);
+        }
+        for budget in [n_text / 2, n_text, n_text + 7] {
+            let recent = model.images[n - budget / 2..].iter().filter(|i| **i).count();
+            for positions in model.kept(method("look-m"), budget as u32, Modalities::default()).unwrap() {
+                let got = positions.iter().filter(|&&p| model.is_image(p)).count();
+                let want = recent.max(budget.saturating_sub(n_text));
+                assert_eq!((got, positions.len()), (want, budget), "{}: {positions:?}", case.family);
+            }
+        }
+        let by_kind = policy("ecokv").with_reference(Reference::Modality).unwrap();
+        let kept = |policy| model.kept(policy, 30, Modalities::default()).unwrap();
+        assert_ne!(kept(by_kind), kept(policy("ecokv")), "{}", case.family);
+    }
+}
+
 /// A centroid for each kind: the same as moving the image's keys by the distance of the two means, which no other axis
 /// of the policy sees.
 #[test]
@@ -105,8 +142,22 @@ impl Model {
         let case: &Case = CASES.iter().find(|c| c.folder == "llavanext").unwrap();
         let engine = case.engine(2).unwrap();
         let prompt = case.recorded_prompt(&engine, &case.golden()).unwrap();
-        let images: Vec<bool> = prompt.ids().map(|id| id.is_none()).collect();
-        assert_eq!((images.len(), images.iter().filter(|i| **i).count()), (N as usize, N_IMAGE as usize));
+        let model = Model::new(engine, prompt);
+        assert_eq!((model.images.len(), model.images.iter().filter(|i| **i).count()), (N as usize, N_IMAGE as usize));
+        model
+    }
+
+    fn with_three_pictures(case: &Case) -> Model {
+        let golden = Golden::load(&format!("models/{}/many.safetensors", case.folder));
+        let pictures = [0, 1, 2].map(|i| golden.image(&format!("{i}.image")));
+        let engine = case.engine(2).unwrap();
+        let text = "<__media__>What is in the first image?<__media__> And here<__media__>\nis the total of the image";
+        let prompt = Prompt::raw(&engine, text, &pictures).unwrap();
+        Model::new(engine, prompt)
+    }
+
+    fn new(engine: Engine, prompt: Prompt) -> Model {
+        let images = prompt.ids().map(|id| id.is_none()).collect();
         Model { engine, prompt, images }
     }
 

@@ -205,6 +205,11 @@ pub(super) unsafe fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f3
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    generic::layer_norm(x, weight, bias, eps, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
     generic::silu_mul::<true>(gate, up);
 }
@@ -212,6 +217,16 @@ pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn sigmoid_gate(x: &mut [f32], a: f32) {
     generic::sigmoid_gate::<true>(x, a);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gelu_tanh(x: &mut [f32]) {
+    generic::gelu_tanh::<true>(x);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gelu_mul(gate: &mut [f32], up: &[f32]) {
+    generic::gelu_mul::<true>(gate, up);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -51,6 +51,34 @@ pub(super) fn rms_norm<const FMA: bool>(x: &[f32], weight: &[f32], eps: f32, out
     }
 }
 
+/// Moments in f64.
+#[inline(always)]
+pub(super) fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len() as f64;
+    let mean = deviations::<false>(x, 0.0) / n;
+    let scale = 1.0 / (deviations::<true>(x, mean) / n + f64::from(eps)).sqrt();
+    for (o, ((&x, &w), &b)) in out.iter_mut().zip(x.iter().zip(weight).zip(bias)) {
+        *o = ((f64::from(x) - mean) * scale) as f32 * w + b;
+    }
+}
+
+/// Sum of what `x` is above `mean`, or of the squares of that.
+#[inline(always)]
+fn deviations<const SQUARED: bool>(x: &[f32], mean: f64) -> f64 {
+    let of = |v: f32| {
+        let d = f64::from(v) - mean;
+        if SQUARED { d * d } else { d }
+    };
+    let mut sum = [0.0; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for c in chunks {
+        for i in 0..LANES {
+            sum[i] += of(c[i]);
+        }
+    }
+    sum.iter().sum::<f64>() + tail.iter().map(|&v| of(v)).sum::<f64>()
+}
+
 #[inline(always)]
 pub(super) fn silu_mul<const FMA: bool>(gate: &mut [f32], up: &[f32]) {
     for (g, &u) in gate.iter_mut().zip(up) {
@@ -62,6 +90,26 @@ pub(super) fn silu_mul<const FMA: bool>(gate: &mut [f32], up: &[f32]) {
 pub(super) fn sigmoid_gate<const FMA: bool>(x: &mut [f32], a: f32) {
     for v in x {
         *v /= 1.0 + exp::<FMA>(-a * *v);
+    }
+}
+
+/// `(1 + tanh y) / 2` is `sigmoid(2 y)`.
+#[inline(always)]
+fn gelu<const FMA: bool>(x: f32) -> f32 {
+    x / (1.0 + exp::<FMA>(-1.595_769_2 * madd::<FMA>(0.044_715 * x * x, x, x)))
+}
+
+#[inline(always)]
+pub(super) fn gelu_tanh<const FMA: bool>(x: &mut [f32]) {
+    for v in x {
+        *v = gelu::<FMA>(*v);
+    }
+}
+
+#[inline(always)]
+pub(super) fn gelu_mul<const FMA: bool>(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = gelu::<FMA>(*g) * u;
     }
 }
 

@@ -33,6 +33,7 @@ macro_rules! dispatch {
 }
 
 mod attention;
+mod floats;
 mod generic;
 mod packed;
 mod scalar;
@@ -49,6 +50,7 @@ mod neon;
 use half::f16;
 
 pub use attention::{KvRows, Partial, Q8Block, TILE_ROWS, Tile};
+pub use floats::{FloatRows, Floats};
 pub use packed::{Packed, PackedRows};
 
 use crate::Error;
@@ -59,6 +61,9 @@ pub(crate) const PANEL_ROWS: usize = 16;
 
 /// Tokens that lie side by side for the kernels that take several at once.
 const TILE: usize = 8;
+
+/// Tokens that lie side by side for the float kernels.
+pub(crate) const FLOAT_TOKENS: usize = 12;
 
 /// Values that share one activation scale.
 pub(crate) const GROUP: usize = 32;
@@ -412,9 +417,28 @@ impl Dispatch {
         dispatch!(self, gemm_f32(w, x, out))
     }
 
+    /// `out[t][r] = w[r] . x[t]` with repacked float weights; `x` is `[n][n_cols]`, `out` `[n][n_rows]`.
+    pub fn gemm_floats(self, w: FloatRows<'_>, x: &[f32], out: &mut [f32]) {
+        assert!(x.len() * w.n_rows == out.len() * w.n_cols, "gemm_floats shapes");
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Dispatch` holds these levels only if the CPU has them; shapes are checked.
+            Level::Avx2 | Level::AvxVnni => unsafe { floats::avx2::gemm_floats(w, x, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512 => unsafe { floats::avx512::gemm_floats(w, x, out) },
+            _ => unreachable!("float weights are repacked for the vector levels of x86"),
+        }
+    }
+
     /// `out = x / sqrt(mean(x^2) + eps) * weight`
     pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         dispatch!(self, rms_norm(x, weight, eps, out))
+    }
+
+    /// `out = (x - mean) / sqrt(variance + eps) * weight + bias`; moments in f64.
+    pub fn layer_norm(self, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        dispatch!(self, layer_norm(x, weight, bias, eps, out))
     }
 
     /// `gate = silu(gate) * up`
@@ -425,6 +449,16 @@ impl Dispatch {
     /// `x = x * sigmoid(a * x)`: quick-GELU for a = 1.702, SiLU for a = 1.
     pub fn sigmoid_gate(self, x: &mut [f32], a: f32) {
         dispatch!(self, sigmoid_gate(x, a))
+    }
+
+    /// `x = x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
+    pub fn gelu_tanh(self, x: &mut [f32]) {
+        dispatch!(self, gelu_tanh(x))
+    }
+
+    /// `gate = gelu(gate) * up`, as [`gelu_tanh`](Self::gelu_tanh).
+    pub fn gelu_mul(self, gate: &mut [f32], up: &[f32]) {
+        dispatch!(self, gelu_mul(gate, up))
     }
 
     /// `y += x`

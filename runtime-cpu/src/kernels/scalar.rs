@@ -65,12 +65,24 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     generic::rms_norm::<false>(x, weight, eps, out);
 }
 
+pub(super) fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    generic::layer_norm(x, weight, bias, eps, out);
+}
+
 pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
     generic::silu_mul::<false>(gate, up);
 }
 
 pub(super) fn sigmoid_gate(x: &mut [f32], a: f32) {
     generic::sigmoid_gate::<false>(x, a);
+}
+
+pub(super) fn gelu_tanh(x: &mut [f32]) {
+    generic::gelu_tanh::<false>(x);
+}
+
+pub(super) fn gelu_mul(gate: &mut [f32], up: &[f32]) {
+    generic::gelu_mul::<false>(gate, up);
 }
 
 pub(super) fn add(y: &mut [f32], x: &[f32]) {

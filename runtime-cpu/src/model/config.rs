@@ -76,7 +76,7 @@ impl ModelConfig {
     }
 
     /// What the queries of a layer see.
-    pub fn mask(&self, layer: usize) -> Mask {
+    pub fn mask(&self, layer: usize) -> Mask<'static> {
         self.windows[layer].map_or(Mask::Causal, Mask::Window)
     }
 }

@@ -11,7 +11,7 @@ use crate::ops::attention::{self, DecodeScratch};
 use crate::ops::linear::{Input, forward_one};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::{Position, Rope, RopeScaling};
-use crate::ops::{Compute, Linear, act};
+use crate::ops::{Compute, Linear};
 
 /// Tokens per pass through the matrices of a layer: bounds the scratch of a prefill.
 const BLOCK: usize = 512;
@@ -329,11 +329,11 @@ fn add_normed(d: Dispatch, x: &mut [f32], h: &[f32], norm: Option<&[f32]>, eps: 
     }
 }
 
-/// `gate = activation(gate) * up`; `up` is used up.
-fn gated(d: Dispatch, activation: GatedActivation, gate: &mut [f32], up: &mut [f32]) {
+/// `gate = activation(gate) * up`
+fn gated(d: Dispatch, activation: GatedActivation, gate: &mut [f32], up: &[f32]) {
     match activation {
         GatedActivation::Silu => d.silu_mul(gate, up),
-        GatedActivation::Gelu => act::gelu_mul(d, gate, up),
+        GatedActivation::Gelu => d.gelu_mul(gate, up),
     }
 }
 

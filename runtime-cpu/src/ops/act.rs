@@ -1,7 +1,6 @@
 //! Activation functions, in place.
 
 use super::Compute;
-use crate::kernels::Dispatch;
 
 const CHUNK: usize = 1 << 14;
 
@@ -24,17 +23,5 @@ pub fn gelu_erf(cx: &Compute, x: &mut [f32]) {
 
 /// `x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: GELU by tanh.
 pub fn gelu_tanh(cx: &Compute, x: &mut [f32]) {
-    cx.pool.chunks(x, CHUNK, |_, x| gelu_mul(cx.dispatch, x, &mut vec![1.0; x.len()]));
-}
-
-/// `gate[i] = gelu(gate[i]) * up[i]`, GELU by tanh; `up` is used up.
-///
-/// `(1 + tanh y) / 2` is `sigmoid(2 y)`, so with `z = 2 sqrt(2/pi) (x + 0.044715 x^3)` this is `z sigmoid(z) * up x / z`.
-pub fn gelu_mul(dispatch: Dispatch, gate: &mut [f32], up: &mut [f32]) {
-    for (x, up) in gate.iter_mut().zip(&mut *up) {
-        let slope = 1.595_769 * (1.0 + 0.044_715 * *x * *x);
-        *x *= slope;
-        *up /= slope;
-    }
-    dispatch.silu_mul(gate, up);
+    cx.pool.chunks(x, CHUNK, |_, x| cx.dispatch.gelu_tanh(x));
 }

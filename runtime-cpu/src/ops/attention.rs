@@ -13,20 +13,22 @@ thread_local! {
 
 /// Which rows a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
+pub enum Mask<'a> {
     /// All rows: the patches of an image.
     None,
     /// Its own row and those before it; the queries belong to the last rows of each head.
     Causal,
     /// As `Causal`, but of those only rows less than so many positions before it.
     Window(usize),
+    /// The rows of its own range: windows of an image. The ranges ascend and together are all rows.
+    Within(&'a [Range<usize>]),
 }
 
 /// Attention of `n` queries over a staged layer. Query head j reads KV head `j / group`.
 ///
-/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. Unless the mask is [`Mask::None`], query `t` stands at
-/// row `len - n + t` of each head. Softmax and accumulation in f32.
-pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32, out: &mut [f32]) {
+/// `q` is `[n][n_kv_heads * group * head_dim]`, `out` the same. With [`Mask::Causal`] and [`Mask::Window`], query `t`
+/// stands at row `len - n + t` of each head. Softmax and accumulation in f32.
+pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask<'_>, scale: f32, out: &mut [f32]) {
     let queries = Queries::new(q, n, layer, mask, scale);
     // The rows that the queries of a KV head write, in the order of `Queries::tile`.
     let mut rows: Vec<Vec<&mut [f32]>> =
@@ -56,7 +58,7 @@ const STRIPES: usize = 4;
 
 /// Attention that each row received, summed over the queries and over the query heads of its group:
 /// `[n_kv_heads][capacity]`. Arguments as of [`prefill`]. Computes the scores twice more.
-pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask, scale: f32) -> Vec<f32> {
+pub fn column_sums(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask<'_>, scale: f32) -> Vec<f32> {
     let queries = Queries::new(q, n, layer, mask, scale);
     let (n_heads, capacity) = (layer.n_kv_heads(), layer.capacity());
     let mut stripes = vec![0.0; n_heads * STRIPES * capacity];
@@ -85,12 +87,12 @@ struct Queries<'a> {
     width: usize,
     group: usize,
     layer: &'a Staging,
-    mask: Mask,
+    mask: Mask<'a>,
     scale: f32,
 }
 
 impl<'a> Queries<'a> {
-    fn new(q: &'a [f32], n: usize, layer: &'a Staging, mask: Mask, scale: f32) -> Queries<'a> {
+    fn new(q: &'a [f32], n: usize, layer: &'a Staging, mask: Mask<'a>, scale: f32) -> Queries<'a> {
         let width = q.len() / n;
         let group = width / (layer.n_kv_heads() * layer.head_dim());
         Queries { q, n, width, group, layer, mask, scale }
@@ -113,12 +115,13 @@ impl<'a> Queries<'a> {
     }
 }
 
-impl Mask {
+impl Mask<'_> {
     /// Rows of head `h` that query `t` of `n` sees.
     fn seen(self, layer: &Staging, h: usize, n: usize, t: usize) -> Range<usize> {
         let len = layer.len(h);
         match self {
             Mask::None => 0..len,
+            Mask::Within(ranges) => ranges[ranges.partition_point(|range| range.end <= t)].clone(),
             Mask::Causal => 0..len - n + t + 1,
             Mask::Window(window) => {
                 let positions = &layer.positions(h)[..len - n + t + 1];

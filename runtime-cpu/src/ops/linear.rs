@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Compute, Precision};
 use crate::Error;
 use crate::gguf::{GgufFile, Tensor};
-use crate::kernels::{Packed, Q8Rows, WeightRows};
+use crate::kernels::{FLOAT_TOKENS, Floats, Packed, Q8Rows, WeightRows};
 use crate::quant::GgmlType;
 
 /// Tokens per task of a matrix product: enough to repay reading the weights, few enough to stay in the L2 cache.
@@ -18,10 +18,16 @@ const ROWS: usize = 16;
 #[derive(Clone)]
 pub struct Linear {
     weight: Tensor,
-    packed: Option<Arc<Packed>>,
+    repacked: Option<Repacked>,
     bias: Option<Vec<f32>>,
     n_in: usize,
     n_out: usize,
+}
+
+#[derive(Clone)]
+enum Repacked {
+    Quants(Arc<Packed>),
+    Floats(Arc<Floats>),
 }
 
 /// Activations in the form that the weights want: as they are, or quantised once for several matrices.
@@ -53,7 +59,7 @@ impl Linear {
         if weight.n_cols() != n_in || weight.n_rows() != n_out {
             weight.expect_dims(&[n_in, n_out])?;
         }
-        Ok(Linear { weight, packed: None, bias, n_in, n_out })
+        Ok(Linear { weight, repacked: None, bias, n_in, n_out })
     }
 
     /// From a tensor of any rank whose elements, in file order, are an `[n_out][n_in]` matrix: a convolution kernel
@@ -66,15 +72,23 @@ impl Linear {
         if rows.checked_mul(columns) != n_in.checked_mul(n_out) || !n_in.is_multiple_of(columns) {
             return Err(weight.error(format!("shape {:?} is no {n_out} x {n_in} matrix", weight.dims())));
         }
-        Ok(Linear { weight, packed: None, bias, n_in, n_out })
+        Ok(Linear { weight, repacked: None, bias, n_in, n_out })
     }
 
     /// Repacks the weights for the vector kernels, where that pays, and lets go of the file's pages.
     pub fn repack(&mut self, cx: &Compute) {
-        if self.packed.is_none() && self.wants_q8(cx) && cx.dispatch.packs() && Packed::pays(self.weight.ty()) {
-            self.packed = Some(Arc::new(Packed::new(self.rows(), &cx.pool)));
-            self.weight.release();
+        if self.repacked.is_some() || !cx.dispatch.packs() {
+            return;
         }
+        let ty = self.weight.ty();
+        self.repacked = if self.wants_q8(cx) && Packed::pays(ty) {
+            Some(Repacked::Quants(Arc::new(Packed::new(self.rows(), &cx.pool))))
+        } else if Floats::pays(ty) {
+            Some(Repacked::Floats(Arc::new(Floats::new(self.rows(), &cx.pool))))
+        } else {
+            return;
+        };
+        self.weight.release();
     }
 
     /// Values of an input vector.
@@ -104,13 +118,20 @@ impl Linear {
             return;
         }
         // By shape alone: a float product of very few tokens rounds differently.
-        let tokens = n.div_ceil(8).next_multiple_of(8).min(MAX_TOKENS);
+        let tokens = match &self.repacked {
+            Some(Repacked::Floats(_)) => FLOAT_TOKENS * if n <= 96 { 2 } else { 4 },
+            _ => n.div_ceil(8).next_multiple_of(8).min(MAX_TOKENS),
+        };
         cx.pool.chunks(out, tokens * self.n_out, |i, out| {
             let (from, to) = (i * tokens, i * tokens + out.len() / self.n_out);
-            match (&self.packed, self.wants_q8(cx)) {
-                (Some(p), true) => cx.dispatch.gemm_packed(p.rows(0, self.n_out), &input.q8, from..to, out),
-                (None, true) => cx.dispatch.gemm_q8(self.rows(), &input.q8, from..to, out),
-                (_, false) => cx.dispatch.gemm_f32(self.rows(), &x[from * self.n_in..to * self.n_in], out),
+            let floats = &x[from * self.n_in..to * self.n_in];
+            match (&self.repacked, self.wants_q8(cx)) {
+                (Some(Repacked::Quants(w)), true) => {
+                    cx.dispatch.gemm_packed(w.rows(0, self.n_out), &input.q8, from..to, out);
+                }
+                (_, true) => cx.dispatch.gemm_q8(self.rows(), &input.q8, from..to, out),
+                (Some(Repacked::Floats(w)), false) => cx.dispatch.gemm_floats(w.rows(0, self.n_out), floats, out),
+                (_, false) => cx.dispatch.gemm_f32(self.rows(), floats, out),
             }
             if let Some(bias) = &self.bias {
                 out.chunks_exact_mut(self.n_out).for_each(|out| cx.dispatch.add(out, bias));
@@ -121,9 +142,10 @@ impl Linear {
     /// `out = W x + b` for rows `from..from + out.len()` and vector `t` of the input.
     fn forward_rows(&self, cx: &Compute, x: &[f32], input: &Input, t: usize, from: usize, out: &mut [f32]) {
         let to = from + out.len();
-        match (&self.packed, self.wants_q8(cx)) {
-            (Some(p), true) => cx.dispatch.gemm_packed(p.rows(from, to), &input.q8, t..t + 1, out),
-            (None, true) => cx.dispatch.gemv_q8(self.rows().slice(from, to), input.q8.row(t), out),
+        match (&self.repacked, self.wants_q8(cx)) {
+            (Some(Repacked::Quants(w)), true) => cx.dispatch.gemm_packed(w.rows(from, to), &input.q8, t..t + 1, out),
+            (_, true) => cx.dispatch.gemv_q8(self.rows().slice(from, to), input.q8.row(t), out),
+            (Some(Repacked::Floats(w)), false) => cx.dispatch.gemm_floats(w.rows(from, to), x, out),
             (_, false) => cx.dispatch.gemm_f32(self.rows().slice(from, to), x, out),
         }
         if let Some(bias) = &self.bias {

@@ -35,6 +35,10 @@ impl MlpProjector {
         })
     }
 
+    pub fn matrices(&mut self) -> [&mut Linear; 2] {
+        [&mut self.first, &mut self.second]
+    }
+
     /// `x` `[n][n_in]` to `[n][n_out]`.
     pub fn forward(&self, cx: &Compute, x: &[f32], n: usize) -> Vec<f32> {
         let mut hidden = vec![0.0; n * self.n_hidden];

@@ -6,7 +6,7 @@ mod pixel_shuffle;
 use super::vision::{ProjectorKind, VisionConfig};
 use crate::Error;
 use crate::gguf::GgufFile;
-use crate::ops::Compute;
+use crate::ops::{Compute, Linear};
 use mlp::MlpProjector;
 use pixel_shuffle::PixelShuffle;
 
@@ -38,6 +38,14 @@ impl Projector {
                 PixelShuffle::load(file, scale, side, config.n_embd, n_out).map(Projector::PixelShuffle)
             }
         }
+    }
+
+    pub fn matrices(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let (mlp, shuffle) = match self {
+            Projector::Mlp(mlp) | Projector::Merger { mlp, .. } => (Some(mlp.matrices()), None),
+            Projector::PixelShuffle(p) => (None, Some(p.matrices())),
+        };
+        mlp.into_iter().flatten().chain(shuffle.into_iter().flatten())
     }
 
     /// The tower's features `x` `[n][n_embd]` of one square, in the tower's order, to rows of the language model's width.

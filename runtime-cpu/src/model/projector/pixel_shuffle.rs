@@ -26,6 +26,10 @@ impl PixelShuffle {
         Ok(PixelShuffle { matrix: Linear::load(file, name, None, n_wide, n_out)?, scale, side })
     }
 
+    pub fn matrices(&mut self) -> [&mut Linear; 1] {
+        [&mut self.matrix]
+    }
+
     /// `x` `[side * side][n_in]` to `[(side / scale)^2][n_out]`.
     pub fn forward(&self, cx: &Compute, x: &[f32]) -> Vec<f32> {
         let (side, scale) = (self.side, self.scale);

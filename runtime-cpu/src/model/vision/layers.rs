@@ -75,6 +75,10 @@ impl Block {
         })
     }
 
+    pub fn matrices(&mut self) -> [&mut Linear; 6] {
+        [&mut self.q, &mut self.k, &mut self.v, &mut self.out, &mut self.up, &mut self.down]
+    }
+
     /// Updates the residual stream `x` `[n][n_embd]`.
     pub fn forward(&self, cx: &Compute, config: &VisionConfig, x: &mut [f32], s: &mut Scratch) {
         let n = x.len() / config.n_embd;
@@ -90,7 +94,7 @@ impl Block {
         let scale = 1.0 / (config.head_dim() as f32).sqrt();
         attention::prefill(cx, &s.q, n, &s.heads, Mask::None, scale, &mut s.h);
         self.out.forward(cx, &s.h, n, &mut s.q);
-        add(x, &s.q);
+        add(cx, x, &s.q);
 
         self.ln2.forward(cx, x, &mut s.h);
         self.up.forward(cx, &s.h, n, &mut s.ff);
@@ -101,7 +105,7 @@ impl Block {
             Activation::Silu => act::silu(cx, &mut s.ff),
         }
         self.down.forward(cx, &s.ff, n, &mut s.h);
-        add(x, &s.h);
+        add(cx, x, &s.h);
     }
 }
 
@@ -155,6 +159,7 @@ pub fn vector(file: &GgufFile, name: &str, n: usize) -> Result<Vec<f32>, Error> 
 }
 
 /// `x += y`
-pub fn add(x: &mut [f32], y: &[f32]) {
-    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+pub fn add(cx: &Compute, x: &mut [f32], y: &[f32]) {
+    let chunk = 1 << 14;
+    cx.pool.chunks(x, chunk, |i, x| cx.dispatch.add(x, &y[i * chunk..][..x.len()]));
 }

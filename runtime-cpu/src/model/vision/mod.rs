@@ -22,7 +22,7 @@ use crate::ops::Compute;
 use qwen::Qwen;
 use vit::Vit;
 
-/// A vision tower and its projector. The large matrices stay in the file.
+/// A vision tower and its projector. Matrices stay in the file until they are [repacked](VisionTower::repack).
 pub struct VisionTower {
     config: VisionConfig,
     tower: Tower,
@@ -98,6 +98,15 @@ impl VisionTower {
         })
     }
 
+    /// Repacks all matrices for the vector kernels, where that pays; they no longer stay in the file then.
+    pub fn repack(&mut self, cx: &Compute) {
+        let (tower, projector) = (&mut self.tower, &mut self.projector);
+        match tower {
+            Tower::Vit(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx)),
+            Tower::Qwen(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx)),
+        }
+    }
+
     /// The tower's hyper-parameters.
     pub fn config(&self) -> &VisionConfig {
         &self.config
@@ -106,8 +115,8 @@ impl VisionTower {
     /// What a picture of `width` x `height` pixels will cost, at most `limits`.
     ///
     /// # Errors
-    /// [`Error::Image`] if the picture cannot be had within the limits, or one of its sides is more than 200 times the
-    /// other.
+    /// [`Error::Image`] if the picture cannot be had within the limits, or one of its sides is zero or more than 200 times
+    /// the other.
     pub fn cost(&self, width: u32, height: u32, limits: &ImageLimits) -> Result<ImageCost, Error> {
         Ok(self.plan((width, height), limits)?.cost())
     }
@@ -170,6 +179,9 @@ impl VisionTower {
 
     fn plan(&self, size: (u32, u32), limits: &ImageLimits) -> Result<Plan, Error> {
         let (width, height) = size;
+        if width == 0 || height == 0 {
+            return Err(Error::Image { what: format!("{width}x{height} pixels: a side is zero") });
+        }
         if u64::from(width.max(height)) > u64::from(MAX_ASPECT_RATIO) * u64::from(width.min(height)) {
             let what = format!("{width}x{height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other");
             return Err(Error::Image { what });

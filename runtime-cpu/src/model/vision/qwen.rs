@@ -70,6 +70,10 @@ impl Qwen {
         })
     }
 
+    pub fn matrices(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.patch_embd.iter_mut().chain(self.blocks.iter_mut().flat_map(Block::matrices))
+    }
+
     /// Merged rows and columns of a picture.
     pub fn grid(&self, config: &VisionConfig, pixels: &Pixels) -> [usize; 2] {
         [pixels.height, pixels.width].map(|length| length / (config.patch_size as usize * self.merge))
@@ -90,11 +94,10 @@ impl Qwen {
         let mut x = self.embed(cx, config, pixels, &order);
         let mut s = Scratch::new(config, &x);
         let angles = order.angles(&self.rope);
-        let whole = 0..order.patches.len();
         for (l, layer) in self.blocks.iter().enumerate() {
             let full = self.windows.as_ref().is_none_or(|w| (l + 1).is_multiple_of(w.full_every));
-            let spans = if full { std::slice::from_ref(&whole) } else { &order.windows[..] };
-            layer.forward(cx, config, &mut x, &mut s, &Attention { rope: &self.rope, angles: &angles, spans });
+            let mask = if full { Mask::None } else { Mask::Within(&order.windows) };
+            layer.forward(cx, config, &mut x, &mut s, &Attention { rope: &self.rope, angles: &angles, mask });
         }
         self.post_ln.forward(cx, &x, &mut s.h);
         // Back from windows to rows of blocks.
@@ -118,7 +121,7 @@ impl Qwen {
         let mut second = vec![0.0; n * config.n_embd];
         self.patch_embd[0].forward(cx, &patches, n, &mut x);
         self.patch_embd[1].forward(cx, &patches, n, &mut second);
-        add(&mut x, &second);
+        add(cx, &mut x, &second);
         x
     }
 }
@@ -201,7 +204,7 @@ struct Block {
 struct Attention<'a> {
     rope: &'a Rope,
     angles: &'a (Vec<f32>, Vec<f32>),
-    spans: &'a [Range<usize>],
+    mask: Mask<'a>,
 }
 
 /// Buffers that all layers share.
@@ -255,6 +258,11 @@ impl Block {
         })
     }
 
+    fn matrices(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let square = [&mut self.q, &mut self.k, &mut self.v, &mut self.out];
+        square.into_iter().chain(&mut self.gate).chain([&mut self.up, &mut self.down])
+    }
+
     /// Updates the residual stream `x` `[n][n_embd]`.
     fn forward(&self, cx: &Compute, config: &VisionConfig, x: &mut [f32], s: &mut Scratch, a: &Attention<'_>) {
         let (width, n_ff) = (config.n_embd, self.up.n_out());
@@ -267,14 +275,11 @@ impl Block {
             turn(cx, a.rope, None, x, width, (&a.angles.0, &a.angles.1));
         }
         let scale = 1.0 / (config.head_dim() as f32).sqrt();
-        for span in a.spans {
-            let rows = span.start * width..span.end * width;
-            s.heads.clear();
-            s.heads.push(cx, &s.k[rows.clone()], &s.v[rows.clone()], &s.positions[span.clone()]);
-            attention::prefill(cx, &s.q[rows.clone()], span.len(), &s.heads, Mask::None, scale, &mut s.h[rows]);
-        }
+        s.heads.clear();
+        s.heads.push(cx, &s.k, &s.v, &s.positions);
+        attention::prefill(cx, &s.q, n, &s.heads, a.mask, scale, &mut s.h);
         self.out.forward(cx, &s.h, n, &mut s.q);
-        add(x, &s.q);
+        add(cx, x, &s.q);
 
         self.ln2.forward(cx, x, &mut s.h);
         s.up.resize(n * n_ff, 0.0);
@@ -295,7 +300,7 @@ impl Block {
             }
         }
         self.down.forward(cx, &s.up, n, &mut s.h);
-        add(x, &s.h);
+        add(cx, x, &s.h);
     }
 }
 

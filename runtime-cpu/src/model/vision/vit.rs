@@ -49,6 +49,10 @@ impl Vit {
         })
     }
 
+    pub fn matrices(&mut self) -> impl Iterator<Item = &mut Linear> {
+        std::iter::once(&mut self.patch_embd).chain(self.blocks.iter_mut().flat_map(Block::matrices))
+    }
+
     /// `[patches][n_embd]`
     ///
     /// # Errors
@@ -87,7 +91,7 @@ impl Vit {
             class_row.copy_from_slice(class_embd);
         }
         self.patch_embd.forward(cx, &patches, config.patches_per_side().pow(2), patch_rows);
-        add(&mut x, &self.position_embd);
+        add(cx, &mut x, &self.position_embd);
         match &self.pre_ln {
             Some(pre_ln) => Ok(pre_ln.applied(cx, &x)),
             None => Ok(x),
