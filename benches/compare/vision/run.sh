@@ -44,20 +44,21 @@ compare() { # tower model width height
     done
 }
 
-# Lines of tower, engine, rows, squares and seconds. Ratios are taken inside a round.
+# Lines of tower, engine, rows, squares and seconds. Ratios are taken inside a round, of the time for a square: llama.cpp cuts
+# SigLIP's picture into an overview and a square, where one is enough.
 table() {
     python3 -c '
 import statistics, sys
 samples = {}
 for line in sys.stdin:
     tower, engine, rows, squares, seconds = line.split()
-    samples.setdefault(tower, {}).setdefault(engine, []).append((int(rows), int(squares), float(seconds)))
+    samples.setdefault(tower, {}).setdefault(engine, []).append((int(rows) // int(squares), float(seconds) / int(squares)))
 print("| tower | rows | ecokv, s | llama.cpp, s | llama.cpp / ecokv |\n|---|---|---|---|---|")
 for tower, by in samples.items():
     ours, theirs = by["ecokv"], by["mtmd"]
-    assert ours[0][:2] == theirs[0][:2], f"{tower}: {ours[0]} and {theirs[0]} are not the same work"
-    ratios = [t[2] / o[2] for o, t in zip(ours, theirs)]
-    a, b = (statistics.median(s[2] for s in x) for x in (ours, theirs))
+    assert ours[0][0] == theirs[0][0], f"{tower}: {ours[0]} and {theirs[0]} are not the same work"
+    ratios = [t[1] / o[1] for o, t in zip(ours, theirs)]
+    a, b = (statistics.median(s[1] for s in x) for x in (ours, theirs))
     print(f"| {tower} | {ours[0][0]} | {a:.2f} | {b:.2f} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
 '
 }
