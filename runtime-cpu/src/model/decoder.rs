@@ -309,7 +309,7 @@ impl Decoder {
             d.rms_norm(&s.x, &layer.ffn_norm, c.rms_eps, &mut s.h);
             s.input.prepare(cx, &[&layer.gate, &layer.up], &s.h, 1);
             forward_one(cx, &s.h, &s.input, 0, [(gate, &mut s.gate), (up, &mut s.up)]);
-            gated(d, c.activation, &mut s.gate, &mut s.up);
+            gated(d, c.activation, &mut s.gate, &s.up);
             s.input.prepare(cx, &[&layer.down], &s.gate, 1);
             layer.down.forward_with(cx, &s.gate, &s.input, 1, &mut s.h);
             add_normed(d, &mut s.x, &s.h, layer.ffn_post_norm.as_deref(), c.rms_eps, &mut s.normed);

@@ -22,11 +22,11 @@ pub struct Floats {
 
 /// Some panels of a float matrix.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))] // whose kernels alone read the panels
 pub struct FloatRows<'a> {
     pub(super) ty: GgmlType,
     pub(super) n_rows: usize,
     pub(super) n_cols: usize,
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))] // whose kernels alone read it
     lines: &'a [Line],
 }
 
