@@ -210,3 +210,20 @@ fn refusals() {
     let refused = evict_view(Dispatch::detect(), &p, 20, &l.view());
     assert_eq!(refused, Err(Error::MissingObservation("column sums")));
 }
+
+/// Entries that stood for several others hand all of them on: none is lost.
+#[test]
+fn counts_add_up() {
+    for l in layers() {
+        let kept = evict(&policy("snapkv").with_window(W as u32), 20, &l);
+        let before: Vec<f32> = (1u8..).map(f32::from).take(l.rows()).collect();
+        let (mut merged, mut counts) = (l.clone(), before.clone());
+        let rule = Merge { rule: MergeRule::Average, values_only: false };
+        merge_counted(rule, &kept, &mut merged, &mut counts).unwrap();
+        for (h, kept) in kept.iter().enumerate() {
+            let (start, len) = (l.starts[h] as usize, l.lens[h] as usize);
+            let after: f32 = kept.iter().map(|&i| counts[start + i as usize]).sum();
+            assert_eq!(after, before[start..start + len].iter().sum::<f32>());
+        }
+    }
+}

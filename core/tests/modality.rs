@@ -115,3 +115,31 @@ proptest! {
         }
     }
 }
+
+/// A head that keeps 3 where the budget is 2 owes images 1.5 of them, which is 2; one that keeps 1 owes half of it, which is 1.
+#[test]
+fn shares_are_rounded() {
+    let mut l = Layer { image_budgets: vec![1; 2], ..eight("titititi") };
+    l.given = [[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 6.5]].concat();
+    let p = given().with_head_budget(HeadBudget::Adaptive { floor: 0.0 });
+    assert_eq!(evict(&p, 2, &l), [vec![0, 1, 3], vec![7]]);
+}
+
+/// Of equal scores at the cut the older entries go first, whichever head they are in.
+#[test]
+fn heads_tie_by_age() {
+    let mut l = Layer::random(&mut Rng(1), &[8, 3], 1, 4, 0, 0.0);
+    l.given = vec![1.0; 11];
+    let p = given().with_head_budget(HeadBudget::Adaptive { floor: 0.0 });
+    assert_eq!(evict(&p, 2, &l), [vec![0, 1], vec![0, 1]]);
+}
+
+/// A floor of less than an entry is one entry, and none is none.
+#[test]
+fn a_floor_is_at_least_an_entry() {
+    let mut l = eight("tttttttt");
+    l.given = [[18.0, 17.0, 16.0, 15.0, 14.0, 13.0, 12.0, 11.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]].concat();
+    let with = |floor| evict(&given().with_head_budget(HeadBudget::Adaptive { floor }), 2, &l);
+    assert_eq!(with(0.2), [vec![0, 1, 2], vec![7]]);
+    assert_eq!(with(0.0), [vec![0, 1, 2, 3], vec![]]);
+}

@@ -298,3 +298,20 @@ fn head_tables() {
     let even = Layer { lens: vec![36; 3], starts: vec![0, 36, 72], ..l.clone() };
     assert_eq!(evict(&policy("sparsemm"), 7, &even), evict(&policy("snapkv"), 36, &even));
 }
+
+/// Two chunks of two: the first is judged by the range of the second, which is 0 to 1 in both channels, and the second by
+/// nothing. An entry of (0, 10) spreads over its channels, one of (0.5, 0.5) does not; of equals the newer ranks higher.
+#[test]
+fn lag_of_two_chunks() {
+    let p = Policy {
+        importance: Importance::Lag { lag: 2 },
+        protect: Protect { sinks: 0, recent: Recent::Window(0), text_first: false },
+        ..policy("lagkv")
+    };
+    for (first, expected) in [([0.0, 10.0, 0.5, 0.5], [0.5, 0.0]), ([0.0, 3.0, 0.0, 3.0], [0.0, 0.5])] {
+        let mut l = Layer::random(&mut Rng(1), &[4], 1, 2, 0, 0.0);
+        l.keys = [first, [0.0, 0.0, 1.0, 1.0]].concat();
+        l.values = l.keys.clone();
+        assert_eq!(scores(&p, 4, &l), [&expected[..], &[1.0, 1.0]].concat());
+    }
+}

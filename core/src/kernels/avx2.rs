@@ -114,7 +114,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+        let mut v = [self.splat(0.0); LANES];
+        for (v, row) in v.iter_mut().zip(rows) {
+            *v = self.load(row);
+        }
         let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = v;
         let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], [b0, b1, b2, b3, b4, b5, b6, b7]);
         // SAFETY: the token exists only if detection saw avx2.

