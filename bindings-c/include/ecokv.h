@@ -36,6 +36,9 @@
 // Float arithmetic: slow, a reference.
 #define ECOKV_PRECISION_FLOAT 3
 
+// Leaves the weights in the file's map, which processes share, instead of repacking them as they are loaded: slower.
+#define ECOKV_ENGINE_NO_REPACK 1
+
 // The model ended its answer.
 #define ECOKV_END_TOKEN 0
 
@@ -66,6 +69,21 @@
 // 2 bytes a value.
 #define ECOKV_KV_F16 2
 
+// Blocks of 32 values in 34 bytes, as ggml's Q8_0. Heads of another size than a multiple of 32 are refused.
+#define ECOKV_KV_Q8_0 3
+
+// Text and images stand or fall by the method.
+#define ECOKV_PROTECT_NONE 0
+
+// All text is kept. A budget that cannot hold it is an error.
+#define ECOKV_PROTECT_TEXT 1
+
+// All rows of images are kept. A budget that cannot hold them is an error.
+#define ECOKV_PROTECT_IMAGE 2
+
+// As `image_budget`: no entries from images.
+#define ECOKV_IMAGE_BUDGET_NONE UINT32_MAX
+
 // Put the begin and end tokens around the text that the model asks for.
 #define ECOKV_TOKENIZE_ADD_SPECIAL 1
 
@@ -89,8 +107,8 @@ typedef struct ecokv_engine_params_t {
   uint32_t n_threads;
   // One of `ECOKV_PRECISION_...`.
   uint32_t precision;
-  // 0.
-  uint32_t reserved;
+  // A sum of `ECOKV_ENGINE_...`.
+  uint32_t flags;
   // GGUF file of the language model, or null.
   const char *model_path;
   // GGUF file of the vision tower ("mmproj"), or null.
@@ -104,6 +122,18 @@ typedef struct ecokv_engine_params_t {
   const void *mmproj_data;
   // Bytes.
   size_t mmproj_size;
+  // Instruction set of the model's kernels, ending in NUL: `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or
+  // `i8mm`; null means the best of this CPU.
+  const char *dispatch;
+  // Most positions that an image may take in a prompt, the text around it not counted; 0 means no limit. Of this limit
+  // and the next two, the largest size within them is used; an image that has none is refused (`ECOKV_IMAGE`).
+  uint32_t image_max_tokens;
+  // Most squares into which an image may be cut, its overview included; 0 means no limit.
+  uint32_t image_max_tiles;
+  // Most pixels along the longer side of what the model sees; 0 means no limit.
+  uint32_t image_longest_edge;
+  // 0.
+  uint32_t reserved;
 } ecokv_engine_params_t;
 
 // What a model is.
@@ -128,6 +158,18 @@ typedef struct ecokv_engine_info_t {
   uint32_t has_template;
   // Worker threads.
   uint32_t n_threads;
+  // The token that begins a sequence, or `ECOKV_NO_TOKEN`.
+  uint32_t bos;
+  // The token that ends a sequence, or `ECOKV_NO_TOKEN`. `ecokv_token_is_end` knows others too.
+  uint32_t eos;
+  // 1 if prompts begin with `bos`.
+  uint32_t adds_bos;
+  // One of `ECOKV_PRECISION_...`.
+  uint32_t precision;
+  // Instruction set of the model's kernels.
+  ecokv_text_t dispatch;
+  // Architecture, as the file names it; lives as long as the engine.
+  ecokv_text_t architecture;
 } ecokv_engine_info_t;
 
 // Called for every token, with the text that it completes, `[len]` bytes of UTF-8 without NUL at the end, often none.
@@ -155,60 +197,15 @@ typedef struct ecokv_generated_t {
   uint32_t end;
 } ecokv_generated_t;
 
-// What a session keeps of its prompts.
-typedef struct ecokv_session_params_t {
-  // `sizeof(ecokv_session_params_t)`.
-  uint32_t struct_size;
-  // Positions that prompts and answers may take together; 0 means what the model was trained for.
-  uint32_t n_ctx;
-  // Tokens that will be generated: room is reserved for them.
-  uint32_t n_generate;
-  // Element type of the cache: one of `ECOKV_KV_...`.
-  uint32_t kv_type;
-  // Entries kept per KV head, on average over heads and layers, protected ones included.
-  uint32_t budget;
-  // 0.
-  uint32_t reserved;
-  // How they are chosen; null, or the method `full`, keeps everything.
-  const ecokv_policy_t *policy;
-  // Another method in every layer: the text of a route, ending in NUL, or null. Needs a policy and a budget too, for the
-  // layers whose budget it leaves open.
-  const char *route;
-  // Scores of the heads, `[n_layers][n_kv_heads]`, for methods that share the budget by a profile, or null.
-  const float *head_scores;
-  // Elements of `head_scores`.
-  size_t n_head_scores;
-} ecokv_session_params_t;
-
-// Called after each layer of a prefill, with the layers done and those there are. Anything but 0 cancels: the session is
-// empty then. Must not throw or jump out.
-typedef int32_t (*ecokv_progress_t)(void *user, uint32_t done, uint32_t total);
-
-// Who wants to know about a prefill.
-typedef struct ecokv_prefill_params_t {
-  // `sizeof(ecokv_prefill_params_t)`.
-  uint32_t struct_size;
-  // 0.
-  uint32_t reserved;
-  // Or null.
-  ecokv_progress_t on_progress;
-  // Handed to `on_progress`.
-  void *user;
-} ecokv_prefill_params_t;
-
-// How the next token is chosen. Zeros: always the most likely one.
-typedef struct ecokv_sampling_t {
-  // `sizeof(ecokv_sampling_t)`.
-  uint32_t struct_size;
-  // Divides the logits; 0 means the most likely token, always.
-  float temperature;
-  // Only the k most likely tokens; 0 means all.
-  uint32_t top_k;
-  // Only the most likely tokens whose probabilities sum to this; 0 means all.
-  float top_p;
-  // Seed of the random choice.
-  uint64_t seed;
-} ecokv_sampling_t;
+// What an image takes.
+typedef struct ecokv_image_cost_t {
+  // Positions in the prompt, the text around it not counted.
+  uint32_t n_tokens;
+  // Squares that the vision tower encodes, an overview included.
+  uint32_t n_tiles;
+  // Pixels along the longer side of what the model sees.
+  uint32_t longest_edge;
+} ecokv_image_cost_t;
 
 // What a session has done so far.
 typedef struct ecokv_stats_t {
@@ -228,7 +225,69 @@ typedef struct ecokv_stats_t {
   uint64_t kv_bytes;
   // Scores that were NaN.
   uint64_t nan_scores;
+  // Positions of the conversation so far: prompts and the tokens that were run.
+  uint64_t n_past;
 } ecokv_stats_t;
+
+// How the next token is chosen. Zeros: always the most likely one.
+typedef struct ecokv_sampling_t {
+  // `sizeof(ecokv_sampling_t)`.
+  uint32_t struct_size;
+  // Divides the logits; 0 means the most likely token, always.
+  float temperature;
+  // Only the k most likely tokens; 0 means all.
+  uint32_t top_k;
+  // Only the most likely tokens whose probabilities sum to this; 0 means all.
+  float top_p;
+  // Seed of the random choice.
+  uint64_t seed;
+} ecokv_sampling_t;
+
+// What a session keeps of its prompts.
+typedef struct ecokv_session_params_t {
+  // `sizeof(ecokv_session_params_t)`.
+  uint32_t struct_size;
+  // Positions that prompts and answers may take together; 0 means what the model was trained for.
+  uint32_t n_ctx;
+  // Tokens that will be generated: room is reserved for them.
+  uint32_t n_generate;
+  // Element type of the cache: one of `ECOKV_KV_...`.
+  uint32_t kv_type;
+  // Entries kept per KV head, on average over heads and layers, protected ones included.
+  uint32_t budget;
+  // What is kept whole, whatever the method says: one of `ECOKV_PROTECT_...`.
+  uint32_t protect;
+  // How they are chosen; null, or the method `full`, keeps everything.
+  const ecokv_policy_t *policy;
+  // Another method in every layer: the text of a route, ending in NUL, or null. Needs a policy and a budget too, for the
+  // layers whose budget it leaves open.
+  const char *route;
+  // Scores of the heads, `[n_layers][n_kv_heads]`, for methods that share the budget by a profile, or null.
+  const float *head_scores;
+  // Elements of `head_scores`.
+  size_t n_head_scores;
+  // Of the budget, the entries that come from images; text gets the rest. In proportion where a head or layer keeps more
+  // or fewer; what one cannot fill goes to the other. 0 leaves the shares to the method, `ECOKV_IMAGE_BUDGET_NONE` means 0.
+  uint32_t image_budget;
+  // 0.
+  uint32_t reserved;
+} ecokv_session_params_t;
+
+// Called after each layer of a prefill, with the layers done and those there are. Anything but 0 cancels: the session is
+// empty then. Images are encoded before the first layer, or earlier by `ecokv_prompt_count`. Must not throw or jump out.
+typedef int32_t (*ecokv_progress_t)(void *user, uint32_t done, uint32_t total);
+
+// Who wants to know about a prefill.
+typedef struct ecokv_prefill_params_t {
+  // `sizeof(ecokv_prefill_params_t)`.
+  uint32_t struct_size;
+  // 0.
+  uint32_t reserved;
+  // Or null.
+  ecokv_progress_t on_progress;
+  // Handed to `on_progress`.
+  void *user;
+} ecokv_prefill_params_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -249,6 +308,13 @@ void ecokv_engine_free(struct ecokv_engine_t *engine);
 ecokv_status_t ecokv_engine_info(const struct ecokv_engine_t *engine,
                                  struct ecokv_engine_info_t *info,
                                  size_t size);
+
+// What is odd about a model's file without making it unusable, one line each, without NUL at the end; none for most.
+// `capacity` as in `ecokv_tokenize`.
+ecokv_status_t ecokv_engine_warnings(const struct ecokv_engine_t *engine,
+                                     char *text,
+                                     size_t capacity,
+                                     size_t *n_bytes);
 
 // Generates after a prefill, or goes on generating. `result` may be null.
 ecokv_status_t ecokv_session_generate(struct ecokv_session_t *session,
@@ -294,6 +360,40 @@ ecokv_status_t ecokv_prompt_count(struct ecokv_prompt_t *prompt,
                                   size_t *n_tokens,
                                   size_t *n_image_tokens);
 
+// What each image of a prompt takes, in order. Encodes what was added, as `ecokv_prompt_count`. `capacity` as in
+// `ecokv_tokenize`.
+ecokv_status_t ecokv_prompt_image_costs(struct ecokv_prompt_t *prompt,
+                                        struct ecokv_image_cost_t *costs,
+                                        size_t capacity,
+                                        size_t *n_costs);
+
+// Timings and sizes so far: `size` is `sizeof(ecokv_stats_t)`, of which no more is written.
+ecokv_status_t ecokv_session_stats(struct ecokv_session_t *session,
+                                   struct ecokv_stats_t *stats,
+                                   size_t size);
+
+// Entries kept after the last prefill, `[n_layers][n_kv_heads]`. `capacity` as in `ecokv_tokenize`.
+ecokv_status_t ecokv_session_kept(struct ecokv_session_t *session,
+                                  uint32_t *kept,
+                                  size_t capacity,
+                                  size_t *n_kept);
+
+// Positions in the conversation of the entries that a head holds now, ascending. Slots, which stand for many entries, are
+// left out. `capacity` as in `ecokv_tokenize`.
+ecokv_status_t ecokv_session_positions(struct ecokv_session_t *session,
+                                       uint32_t layer,
+                                       uint32_t kv_head,
+                                       uint32_t *positions,
+                                       size_t capacity,
+                                       size_t *n_positions);
+
+// Sets how tokens are chosen from now on, and begins the random numbers anew.
+ecokv_status_t ecokv_session_set_sampling(struct ecokv_session_t *session,
+                                          const struct ecokv_sampling_t *sampling);
+
+// Chooses the next token; it is not run yet: see `ecokv_session_decode`.
+ecokv_status_t ecokv_session_sample(struct ecokv_session_t *session, uint32_t *id);
+
 // An empty session. It is to be freed with `ecokv_session_free`.
 ecokv_status_t ecokv_session_new(const struct ecokv_engine_t *engine,
                                  const struct ecokv_session_params_t *params,
@@ -304,6 +404,13 @@ void ecokv_session_free(struct ecokv_session_t *session);
 
 // Forgets the conversation, but not the parameters.
 ecokv_status_t ecokv_session_reset(struct ecokv_session_t *session);
+
+// Goes back to the first `n_past` positions of the conversation (`ecokv_stats_t` has how many there are) and forgets what
+// came after them, a generated token that was not run yet included. `ECOKV_REWIND` if what would have to come back is gone:
+// an eviction has chosen among the positions to be forgotten, a sliding window has moved on, or a picture of a model that
+// counts it in rows and columns is among them. Go on with a prefill or a decode; there are no logits before.
+ecokv_status_t ecokv_session_rewind(struct ecokv_session_t *session,
+                                    uint32_t n_past);
 
 // Runs a prompt and evicts. What was generated before is part of the conversation. `params` may be null. When this fails
 // while it runs (`ECOKV_CANCELLED`, or an eviction that is refused), the session is empty; the prompt is as it was.
@@ -320,24 +427,6 @@ ecokv_status_t ecokv_session_logits(struct ecokv_session_t *session,
                                     float *logits,
                                     size_t capacity,
                                     size_t *n_logits);
-
-// Sets how tokens are chosen from now on, and begins the random numbers anew.
-ecokv_status_t ecokv_session_set_sampling(struct ecokv_session_t *session,
-                                          const struct ecokv_sampling_t *sampling);
-
-// Chooses the next token; it is not run yet: see `ecokv_session_decode`.
-ecokv_status_t ecokv_session_sample(struct ecokv_session_t *session, uint32_t *id);
-
-// Timings and sizes so far: `size` is `sizeof(ecokv_stats_t)`, of which no more is written.
-ecokv_status_t ecokv_session_stats(struct ecokv_session_t *session,
-                                   struct ecokv_stats_t *stats,
-                                   size_t size);
-
-// Entries kept after the last prefill, `[n_layers][n_kv_heads]`. `capacity` as in `ecokv_tokenize`.
-ecokv_status_t ecokv_session_kept(struct ecokv_session_t *session,
-                                  uint32_t *kept,
-                                  size_t capacity,
-                                  size_t *n_kept);
 
 // Token ids of a text, `[len]` bytes of UTF-8. With `capacity` 0, only `n_ids` is written; otherwise a buffer that is too
 // small is an error. `flags` is a sum of `ECOKV_TOKENIZE_...`.

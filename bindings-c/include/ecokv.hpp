@@ -89,6 +89,8 @@ public:
     /// The host's own scores, from `given` of the layer.
     policy &own_scores() { return set(ECOKV_SET_GIVEN); }
     policy &geometry(float alpha, float beta) { return c_.alpha = alpha, c_.beta = beta, set(ECOKV_SET_GEOMETRY); }
+    /// Euclidean diversity from the mean key of the same kind, text or image.
+    policy &modality_centroid() { return c_.centroid = ECOKV_CENTROID_MODALITY, set(ECOKV_SET_CENTROID); }
     policy &adaptive_heads(float floor) {
         return c_.head_budget = ECOKV_HEADS_ADAPTIVE, c_.floor = floor, set(ECOKV_SET_HEAD_BUDGET);
     }
@@ -162,6 +164,15 @@ template <typename T, void (*Free)(T *)> struct deleter {
 };
 template <typename T, void (*Free)(T *)> using owner = std::unique_ptr<T, deleter<T, Free>>;
 
+/// A list of a length that is asked for first: `call(to, capacity, n)`.
+template <typename List, typename F> List all(F &&call) {
+    std::size_t n = 0;
+    check(call(nullptr, 0, &n));
+    List list(n, typename List::value_type());
+    check(call(list.data(), n, &n));
+    return list;
+}
+
 /// Carries an exception over a callback, which it must not leave.
 struct guarded {
     std::exception_ptr thrown;
@@ -200,11 +211,28 @@ public:
     }
 
     std::vector<std::uint32_t> tokenize(std::string_view text, std::uint32_t flags = 0) const {
-        std::size_t n = 0;
-        check(ecokv_tokenize(get(), text.data(), text.size(), flags, nullptr, 0, &n));
-        std::vector<std::uint32_t> ids(n);
-        check(ecokv_tokenize(get(), text.data(), text.size(), flags, ids.data(), n, &n));
-        return ids;
+        return detail::all<std::vector<std::uint32_t>>([&](std::uint32_t *ids, std::size_t room, std::size_t *n) {
+            return ecokv_tokenize(get(), text.data(), text.size(), flags, ids, room, n);
+        });
+    }
+
+    /// The bytes of one token; none for a control token.
+    std::string token_bytes(std::uint32_t id) const {
+        return detail::all<std::string>([&](char *to, std::size_t room, std::size_t *n) {
+            return ecokv_token_bytes(get(), id, to, room, n);
+        });
+    }
+
+    bool is_end(std::uint32_t id) const {
+        std::uint32_t is_end = 0;
+        return check(ecokv_token_is_end(get(), id, &is_end)), is_end != 0;
+    }
+
+    /// What is odd about the file, one line each.
+    std::string warnings() const {
+        return detail::all<std::string>([&](char *to, std::size_t room, std::size_t *n) {
+            return ecokv_engine_warnings(get(), to, room, n);
+        });
     }
 
     ecokv_engine_t *get() const noexcept { return handle_.get(); }
@@ -249,6 +277,18 @@ public:
     std::size_t n_tokens() {
         std::size_t n = 0;
         return check(ecokv_prompt_count(get(), &n, nullptr)), n;
+    }
+
+    /// Of those, the images'.
+    std::size_t n_image_tokens() {
+        std::size_t n = 0, images = 0;
+        return check(ecokv_prompt_count(get(), &n, &images)), images;
+    }
+    /// What each image takes, in order.
+    std::vector<ecokv_image_cost_t> image_costs() {
+        return detail::all<std::vector<ecokv_image_cost_t>>([&](ecokv_image_cost_t *to, std::size_t room, std::size_t *n) {
+            return ecokv_prompt_image_costs(get(), to, room, n);
+        });
     }
 
     ecokv_prompt_t *get() const noexcept { return handle_.get(); }
@@ -305,10 +345,30 @@ public:
 
     void sampling(const ecokv_sampling_t &s) { check(ecokv_session_set_sampling(get(), &s)); }
     void reset() { check(ecokv_session_reset(get())); }
+    /// Back to the first `n_past` positions.
+    void rewind(std::uint32_t n_past) { check(ecokv_session_rewind(get(), n_past)); }
     void decode(std::uint32_t id) { check(ecokv_session_decode(get(), id)); }
     std::uint32_t sample() {
         std::uint32_t id = 0;
         return check(ecokv_session_sample(get(), &id)), id;
+    }
+    /// Of the next token, `[n_vocab]`.
+    std::vector<float> logits() {
+        return detail::all<std::vector<float>>([&](float *to, std::size_t room, std::size_t *n) {
+            return ecokv_session_logits(get(), to, room, n);
+        });
+    }
+    /// Entries kept after the last prefill, `[n_layers][n_kv_heads]`.
+    std::vector<std::uint32_t> kept() const {
+        return detail::all<std::vector<std::uint32_t>>([&](std::uint32_t *to, std::size_t room, std::size_t *n) {
+            return ecokv_session_kept(get(), to, room, n);
+        });
+    }
+    /// Positions of the entries that a head holds now, ascending.
+    std::vector<std::uint32_t> positions(std::uint32_t layer, std::uint32_t kv_head) const {
+        return detail::all<std::vector<std::uint32_t>>([&](std::uint32_t *to, std::size_t room, std::size_t *n) {
+            return ecokv_session_positions(get(), layer, kv_head, to, room, n);
+        });
     }
     ecokv_stats_t stats() const {
         ecokv_stats_t stats;

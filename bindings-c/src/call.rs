@@ -118,6 +118,9 @@ impl From<Error> for Refusal {
             Error::Route(_) => core::ECOKV_ROUTE,
             Error::Evict(e) => Failure::from(*e).status,
             Error::Template { .. } => core::ECOKV_TEMPLATE,
+            Error::Rewind { .. } => core::ECOKV_REWIND,
+            Error::Dispatch { .. } => core::ECOKV_DISPATCH,
+            Error::KvType { .. } => core::ECOKV_KV_TYPE,
             _ => core::ECOKV_RUNTIME_OTHER,
         };
         Refusal::new(status, error.to_string())

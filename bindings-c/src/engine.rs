@@ -1,15 +1,19 @@
 //! An opened model.
 
 use std::ffi::{c_char, c_void};
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use ecokv::gguf::GgufFile;
+use ecokv::kernels::Dispatch;
+use ecokv::model::ImageLimits;
 use ecokv::ops::Precision;
 use ecokv::{Engine, EngineOptions};
-use ecokv_core_c::{self as core, ecokv_status_t, ptr};
+use ecokv_core_c::{self as core, ecokv_status_t, ecokv_text_t, ptr};
 
 use crate::call::{Refusal, borrow, free, give, run};
+use crate::generate::ECOKV_NO_TOKEN;
+use crate::tokens::copy_out;
 
 /// What the library thinks best.
 pub const ECOKV_PRECISION_DEFAULT: u32 = 0;
@@ -19,6 +23,12 @@ pub const ECOKV_PRECISION_INT8: u32 = 1;
 pub const ECOKV_PRECISION_INT16: u32 = 2;
 /// Float arithmetic: slow, a reference.
 pub const ECOKV_PRECISION_FLOAT: u32 = 3;
+
+/// Leaves the weights in the file's map, which processes share, instead of repacking them as they are loaded: slower.
+pub const ECOKV_ENGINE_NO_REPACK: u32 = 1;
+
+/// Longest name of an instruction set.
+const MAX_DISPATCH: usize = 64;
 
 /// Longest path.
 const MAX_PATH: usize = 1 << 16;
@@ -38,8 +48,8 @@ pub struct ecokv_engine_params_t {
     pub n_threads: u32,
     /// One of `ECOKV_PRECISION_...`.
     pub precision: u32,
-    /// 0.
-    pub reserved: u32,
+    /// A sum of `ECOKV_ENGINE_...`.
+    pub flags: u32,
     /// GGUF file of the language model, or null.
     pub model_path: *const c_char,
     /// GGUF file of the vision tower ("mmproj"), or null.
@@ -53,11 +63,23 @@ pub struct ecokv_engine_params_t {
     pub mmproj_data: *const c_void,
     /// Bytes.
     pub mmproj_size: usize,
+    /// Instruction set of the model's kernels, ending in NUL: `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or
+    /// `i8mm`; null means the best of this CPU.
+    pub dispatch: *const c_char,
+    /// Most positions that an image may take in a prompt, the text around it not counted; 0 means no limit. Of this limit
+    /// and the next two, the largest size within them is used; an image that has none is refused (`ECOKV_IMAGE`).
+    pub image_max_tokens: u32,
+    /// Most squares into which an image may be cut, its overview included; 0 means no limit.
+    pub image_max_tiles: u32,
+    /// Most pixels along the longer side of what the model sees; 0 means no limit.
+    pub image_longest_edge: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// What a model is.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct ecokv_engine_info_t {
     /// Decoder layers.
     pub n_layers: u32,
@@ -79,6 +101,18 @@ pub struct ecokv_engine_info_t {
     pub has_template: u32,
     /// Worker threads.
     pub n_threads: u32,
+    /// The token that begins a sequence, or `ECOKV_NO_TOKEN`.
+    pub bos: u32,
+    /// The token that ends a sequence, or `ECOKV_NO_TOKEN`. `ecokv_token_is_end` knows others too.
+    pub eos: u32,
+    /// 1 if prompts begin with `bos`.
+    pub adds_bos: u32,
+    /// One of `ECOKV_PRECISION_...`.
+    pub precision: u32,
+    /// Instruction set of the model's kernels.
+    pub dispatch: ecokv_text_t,
+    /// Architecture, as the file names it; lives as long as the engine.
+    pub architecture: ecokv_text_t,
 }
 
 /// Opens a model. It is to be freed with `ecokv_engine_free`.
@@ -87,29 +121,26 @@ pub unsafe extern "C" fn ecokv_engine_open(
     params: *const ecokv_engine_params_t,
     engine: *mut *mut ecokv_engine_t,
 ) -> ecokv_status_t {
+    const FIRST: usize = offset_of!(ecokv_engine_params_t, dispatch);
     run(|| {
         // SAFETY: passed on; zeros are parameters.
-        let (p, out) = unsafe {
-            (ptr::versioned(params, size_of::<ecokv_engine_params_t>(), "engine params")?, ptr::out(engine, "engine")?)
-        };
-        let precision = match p.precision {
-            ECOKV_PRECISION_DEFAULT => Precision::default(),
-            ECOKV_PRECISION_INT8 => Precision::Int8,
-            ECOKV_PRECISION_INT16 => Precision::Int16,
-            ECOKV_PRECISION_FLOAT => Precision::Float,
-            other => return Err(core::bad("precision", ECOKV_PRECISION_FLOAT, other).into()),
-        };
+        let (p, out) = unsafe { (ptr::versioned(params, FIRST, "engine params")?, ptr::out(engine, "engine")?) };
         // SAFETY: passed on.
-        let (model, mmproj) = unsafe {
+        let (options, model, mmproj) = unsafe {
             (
+                options(&p)?,
                 open("model", p.model_path, p.model_data, p.model_size)?,
                 open("mmproj", p.mmproj_path, p.mmproj_data, p.mmproj_size)?,
             )
         };
         let model =
             model.ok_or(Refusal::new(core::ECOKV_NULL_POINTER, "neither model_path nor model_data is given"))?;
-        let options = EngineOptions { n_threads: p.n_threads as usize, precision, ..EngineOptions::default() };
-        let engine = Engine::new(&model, mmproj.as_ref(), options)?;
+        let limits = ImageLimits {
+            max_tokens: limit(p.image_max_tokens).map(|n| n as usize),
+            max_tiles: limit(p.image_max_tiles).map(|n| n as usize),
+            longest_edge: limit(p.image_longest_edge),
+        };
+        let engine = Engine::new(&model, mmproj.as_ref(), options)?.with_image_limits(limits);
         out.write(give(ecokv_engine_t { engine }));
         Ok(())
     })
@@ -132,7 +163,7 @@ pub unsafe extern "C" fn ecokv_engine_info(
     run(|| {
         // SAFETY: passed on.
         let e = unsafe { borrow(engine, "engine") }?;
-        let c = e.engine.config();
+        let (c, compute, tokenizer) = (e.engine.config(), e.engine.compute(), e.engine.tokenizer());
         let value = ecokv_engine_info_t {
             n_layers: c.n_layers as u32,
             n_heads: c.n_heads as u32,
@@ -143,10 +174,38 @@ pub unsafe extern "C" fn ecokv_engine_info(
             n_ctx_train: c.n_ctx_train as u32,
             has_vision: e.engine.vision().is_some().into(),
             has_template: e.engine.template().is_ok().into(),
-            n_threads: e.engine.compute().pool.n_threads() as u32,
+            n_threads: compute.pool.n_threads() as u32,
+            bos: tokenizer.bos().unwrap_or(ECOKV_NO_TOKEN),
+            eos: tokenizer.eos().unwrap_or(ECOKV_NO_TOKEN),
+            adds_bos: tokenizer.add_bos().into(),
+            precision: match compute.precision {
+                Precision::Int8 => ECOKV_PRECISION_INT8,
+                Precision::Int16 => ECOKV_PRECISION_INT16,
+                Precision::Float => ECOKV_PRECISION_FLOAT,
+            },
+            dispatch: compute.dispatch.name().into(),
+            architecture: ecokv_text_t { data: c.architecture.as_ptr().cast(), len: c.architecture.len() },
         };
         // SAFETY: passed on.
         unsafe { write_sized(value, info, size, "info") }
+    })
+}
+
+/// What is odd about a model's file without making it unusable, one line each, without NUL at the end; none for most.
+/// `capacity` as in `ecokv_tokenize`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ecokv_engine_warnings(
+    engine: *const ecokv_engine_t,
+    text: *mut c_char,
+    capacity: usize,
+    n_bytes: *mut usize,
+) -> ecokv_status_t {
+    run(|| {
+        // SAFETY: passed on.
+        let e = unsafe { borrow(engine, "engine") }?;
+        let all: String = e.engine.tokenizer().warnings().iter().map(|line| format!("{line}\n")).collect();
+        // SAFETY: passed on.
+        unsafe { copy_out(all.as_bytes(), text.cast(), capacity, n_bytes, "text") }
     })
 }
 
@@ -161,6 +220,37 @@ pub unsafe fn write_sized<T: Copy>(value: T, to: *mut T, size: usize, what: &'st
     // SAFETY: `value` has, and by this function's condition `to` has, that many bytes.
     unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), to, bytes) };
     Ok(())
+}
+
+/// How the engine computes.
+///
+/// # Safety
+/// `p.dispatch` is null or ends in NUL.
+unsafe fn options(p: &ecokv_engine_params_t) -> Result<EngineOptions, Refusal> {
+    let precision = match p.precision {
+        ECOKV_PRECISION_DEFAULT => Precision::default(),
+        ECOKV_PRECISION_INT8 => Precision::Int8,
+        ECOKV_PRECISION_INT16 => Precision::Int16,
+        ECOKV_PRECISION_FLOAT => Precision::Float,
+        other => return Err(core::bad("precision", ECOKV_PRECISION_FLOAT, other).into()),
+    };
+    if p.flags & !ECOKV_ENGINE_NO_REPACK != 0 {
+        return Err(core::bad("flags", ECOKV_ENGINE_NO_REPACK, p.flags).into());
+    }
+    if p.reserved != 0 {
+        return Err(core::bad("reserved", 0, p.reserved).into());
+    }
+    let dispatch = match p.dispatch.is_null() {
+        true => None,
+        // SAFETY: passed on.
+        false => Some(Dispatch::by_name(unsafe { ptr::text(p.dispatch, MAX_DISPATCH, "dispatch") }?)?),
+    };
+    let repack = p.flags & ECOKV_ENGINE_NO_REPACK == 0;
+    Ok(EngineOptions { n_threads: p.n_threads as usize, precision, dispatch, repack })
+}
+
+fn limit(n: u32) -> Option<u32> {
+    (n != 0).then_some(n)
 }
 
 /// One of the two files, if it is given.

@@ -13,6 +13,8 @@ pub mod call;
 mod engine;
 mod generate;
 mod prompt;
+mod report;
+mod sampling;
 mod session;
 mod state;
 mod tokens;
@@ -21,6 +23,8 @@ pub use call::ecokv_last_error;
 pub use engine::*;
 pub use generate::*;
 pub use prompt::*;
+pub use report::*;
+pub use sampling::*;
 pub use session::*;
 pub use tokens::*;
 

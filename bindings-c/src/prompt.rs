@@ -10,6 +10,7 @@ use ecokv_core_c::{self as core, ecokv_status_t, ptr};
 
 use crate::call::{Refusal, borrow, enter, free, give, run};
 use crate::engine::ecokv_engine_t;
+use crate::tokens::copy_out;
 
 /// Messages under the model's chat template.
 pub const ECOKV_PROMPT_CHAT: u32 = 0;
@@ -31,6 +32,18 @@ pub(crate) struct Builder {
     ids: Vec<u32>,
     /// Tokenised and encoded; gone with the next change.
     built: Option<Prompt>,
+}
+
+/// What an image takes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ecokv_image_cost_t {
+    /// Positions in the prompt, the text around it not counted.
+    pub n_tokens: u32,
+    /// Squares that the vision tower encodes, an overview included.
+    pub n_tiles: u32,
+    /// Pixels along the longer side of what the model sees.
+    pub longest_edge: u32,
 }
 
 /// An empty prompt for a model; `kind` is one of `ECOKV_PROMPT_...`. It is to be freed with `ecokv_prompt_free`.
@@ -171,6 +184,30 @@ pub unsafe extern "C" fn ecokv_prompt_count(
             images.write(built.n_image_tokens());
         }
         Ok(())
+    })
+}
+
+/// What each image of a prompt takes, in order. Encodes what was added, as `ecokv_prompt_count`. `capacity` as in
+/// `ecokv_tokenize`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ecokv_prompt_image_costs(
+    prompt: *mut ecokv_prompt_t,
+    costs: *mut ecokv_image_cost_t,
+    capacity: usize,
+    n_costs: *mut usize,
+) -> ecokv_status_t {
+    run(|| {
+        // SAFETY: passed on.
+        let prompt = unsafe { borrow(prompt, "prompt") }?;
+        let mut b = enter(&prompt.0, "prompt")?;
+        let cost = |c: &ecokv::model::ImageCost| ecokv_image_cost_t {
+            n_tokens: c.n_tokens as u32,
+            n_tiles: c.n_tiles as u32,
+            longest_edge: c.longest_edge,
+        };
+        let all: Vec<_> = b.build()?.image_costs().iter().map(cost).collect();
+        // SAFETY: passed on.
+        unsafe { copy_out(&all, costs, capacity, n_costs, "costs") }
     })
 }
 

@@ -1,17 +1,17 @@
 //! One conversation: prefill, evict, decode, sample.
 
 use std::ffi::{c_char, c_void};
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use ecokv::cache::KvType;
 use ecokv::tokenizer::Utf8Stream;
-use ecokv::{Eviction, Sampler, Sampling, Session, SessionOptions};
+use ecokv::{Eviction, Modalities, Modality, Sampler, Sampling, Session, SessionOptions};
 use ecokv_core_c::{self as core, ecokv_policy_t, ecokv_status_t, ptr};
 
 use crate::call::{Refusal, borrow, enter, free, give, run};
-use crate::engine::{ecokv_engine_t, write_sized};
+use crate::engine::ecokv_engine_t;
 use crate::prompt::ecokv_prompt_t;
 use crate::state::State;
 use crate::tokens::copy_out;
@@ -22,6 +22,18 @@ pub const ECOKV_KV_DEFAULT: u32 = 0;
 pub const ECOKV_KV_F32: u32 = 1;
 /// 2 bytes a value.
 pub const ECOKV_KV_F16: u32 = 2;
+/// Blocks of 32 values in 34 bytes, as ggml's Q8_0. Heads of another size than a multiple of 32 are refused.
+pub const ECOKV_KV_Q8_0: u32 = 3;
+
+/// Text and images stand or fall by the method.
+pub const ECOKV_PROTECT_NONE: u32 = 0;
+/// All text is kept. A budget that cannot hold it is an error.
+pub const ECOKV_PROTECT_TEXT: u32 = 1;
+/// All rows of images are kept. A budget that cannot hold them is an error.
+pub const ECOKV_PROTECT_IMAGE: u32 = 2;
+
+/// As `image_budget`: no entries from images.
+pub const ECOKV_IMAGE_BUDGET_NONE: u32 = u32::MAX;
 
 /// Longest text of a route.
 const MAX_ROUTE: usize = 1 << 20;
@@ -43,8 +55,8 @@ pub struct ecokv_session_params_t {
     pub kv_type: u32,
     /// Entries kept per KV head, on average over heads and layers, protected ones included.
     pub budget: u32,
-    /// 0.
-    pub reserved: u32,
+    /// What is kept whole, whatever the method says: one of `ECOKV_PROTECT_...`.
+    pub protect: u32,
     /// How they are chosen; null, or the method `full`, keeps everything.
     pub policy: *const ecokv_policy_t,
     /// Another method in every layer: the text of a route, ending in NUL, or null. Needs a policy and a budget too, for the
@@ -54,26 +66,15 @@ pub struct ecokv_session_params_t {
     pub head_scores: *const f32,
     /// Elements of `head_scores`.
     pub n_head_scores: usize,
-}
-
-/// How the next token is chosen. Zeros: always the most likely one.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct ecokv_sampling_t {
-    /// `sizeof(ecokv_sampling_t)`.
-    pub struct_size: u32,
-    /// Divides the logits; 0 means the most likely token, always.
-    pub temperature: f32,
-    /// Only the k most likely tokens; 0 means all.
-    pub top_k: u32,
-    /// Only the most likely tokens whose probabilities sum to this; 0 means all.
-    pub top_p: f32,
-    /// Seed of the random choice.
-    pub seed: u64,
+    /// Of the budget, the entries that come from images; text gets the rest. In proportion where a head or layer keeps more
+    /// or fewer; what one cannot fill goes to the other. 0 leaves the shares to the method, `ECOKV_IMAGE_BUDGET_NONE` means 0.
+    pub image_budget: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Called after each layer of a prefill, with the layers done and those there are. Anything but 0 cancels: the session is
-/// empty then. Must not throw or jump out.
+/// empty then. Images are encoded before the first layer, or earlier by `ecokv_prompt_count`. Must not throw or jump out.
 pub type ecokv_progress_t = Option<unsafe extern "C" fn(user: *mut c_void, done: u32, total: u32) -> i32>;
 
 /// Who wants to know about a prefill.
@@ -90,28 +91,6 @@ pub struct ecokv_prefill_params_t {
     pub user: *mut c_void,
 }
 
-/// What a session has done so far.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ecokv_stats_t {
-    /// Nanoseconds in prefill, eviction excluded.
-    pub prefill_ns: u64,
-    /// Nanoseconds spent scoring, selecting and compacting.
-    pub evict_ns: u64,
-    /// Nanoseconds in decode steps.
-    pub decode_ns: u64,
-    /// Prompt positions processed.
-    pub prompt_tokens: u64,
-    /// Decode steps.
-    pub decoded_tokens: u64,
-    /// Bytes that the cache would take with every prompt entry kept.
-    pub kv_bytes_full: u64,
-    /// Bytes of the cache now.
-    pub kv_bytes: u64,
-    /// Scores that were NaN.
-    pub nan_scores: u64,
-}
-
 /// An empty session. It is to be freed with `ecokv_session_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ecokv_session_new(
@@ -119,23 +98,22 @@ pub unsafe extern "C" fn ecokv_session_new(
     params: *const ecokv_session_params_t,
     session: *mut *mut ecokv_session_t,
 ) -> ecokv_status_t {
+    const FIRST: usize = offset_of!(ecokv_session_params_t, image_budget);
     run(|| {
         // SAFETY: passed on; zeros are parameters.
         let (engine, p, out) = unsafe {
-            (
-                borrow(engine, "engine")?,
-                ptr::versioned(params, size_of::<ecokv_session_params_t>(), "session params")?,
-                ptr::out(session, "session")?,
-            )
+            (borrow(engine, "engine")?, ptr::versioned(params, FIRST, "session params")?, ptr::out(session, "session")?)
         };
         let kv_type = match p.kv_type {
             ECOKV_KV_DEFAULT => KvType::default(),
             ECOKV_KV_F32 => KvType::F32,
             ECOKV_KV_F16 => KvType::F16,
-            other => return Err(core::bad("kv_type", ECOKV_KV_F16, other).into()),
+            ECOKV_KV_Q8_0 => KvType::Q8_0,
+            other => return Err(core::bad("kv_type", ECOKV_KV_Q8_0, other).into()),
         };
         // SAFETY: passed on.
         let eviction = unsafe { eviction(&p) }?;
+        let modalities = modalities(&p)?;
         let n_ctx = match p.n_ctx as usize {
             0 => engine.engine.config().n_ctx_train,
             n => n,
@@ -144,6 +122,7 @@ pub unsafe extern "C" fn ecokv_session_new(
         // SAFETY: the session is kept beside the counted engine, and dropped before it.
         let borrowed: &'static ecokv::Engine = unsafe { &*std::ptr::from_ref(&engine.engine) };
         let mut session = Session::new(borrowed, options)?;
+        session.set_modalities(modalities)?;
         if !p.route.is_null() {
             // SAFETY: passed on.
             session.set_route(unsafe { ptr::text(p.route, MAX_ROUTE, "route") }?)?;
@@ -185,6 +164,19 @@ pub unsafe extern "C" fn ecokv_session_reset(session: *mut ecokv_session_t) -> e
     })
 }
 
+/// Goes back to the first `n_past` positions of the conversation (`ecokv_stats_t` has how many there are) and forgets what
+/// came after them, a generated token that was not run yet included. `ECOKV_REWIND` if what would have to come back is gone:
+/// an eviction has chosen among the positions to be forgotten, a sliding window has moved on, or a picture of a model that
+/// counts it in rows and columns is among them. Go on with a prefill or a decode; there are no logits before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ecokv_session_rewind(session: *mut ecokv_session_t, n_past: u32) -> ecokv_status_t {
+    run(|| {
+        // SAFETY: passed on.
+        let session = unsafe { borrow(session, "session") }?;
+        enter(&session.0, "session")?.rewind(n_past as usize)
+    })
+}
+
 /// Runs a prompt and evicts. What was generated before is part of the conversation. `params` may be null. When this fails
 /// while it runs (`ECOKV_CANCELLED`, or an eviction that is refused), the session is empty; the prompt is as it was.
 #[unsafe(no_mangle)]
@@ -201,6 +193,9 @@ pub unsafe extern "C" fn ecokv_session_prefill(
             false => {
                 // SAFETY: passed on; zeros are parameters.
                 let p = unsafe { ptr::versioned(params, size_of::<ecokv_prefill_params_t>(), "prefill params") }?;
+                if p.reserved != 0 {
+                    return Err(core::bad("reserved", 0, p.reserved).into());
+                }
                 (p.on_progress, p.user)
             }
         };
@@ -262,92 +257,13 @@ pub unsafe extern "C" fn ecokv_session_logits(
     })
 }
 
-/// Sets how tokens are chosen from now on, and begins the random numbers anew.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ecokv_session_set_sampling(
-    session: *mut ecokv_session_t,
-    sampling: *const ecokv_sampling_t,
-) -> ecokv_status_t {
-    run(|| {
-        // SAFETY: passed on; zeros are a way of sampling.
-        let (session, c) = unsafe {
-            (borrow(session, "session")?, ptr::versioned(sampling, size_of::<ecokv_sampling_t>(), "sampling")?)
-        };
-        if !(c.temperature >= 0.0 && (0.0..=1.0).contains(&c.top_p)) {
-            let text = format!("temperature {} must not be negative, top_p {} lies in 0 to 1", c.temperature, c.top_p);
-            return Err(Refusal::new(core::ECOKV_CONFIG, text));
-        }
-        let top_p = if c.top_p == 0.0 { 1.0 } else { c.top_p };
-        let sampling = Sampling { temperature: c.temperature, top_k: c.top_k as usize, top_p, seed: c.seed };
-        enter(&session.0, "session")?.sampler = Sampler::new(sampling);
-        Ok(())
-    })
-}
-
-/// Chooses the next token; it is not run yet: see `ecokv_session_decode`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ecokv_session_sample(session: *mut ecokv_session_t, id: *mut u32) -> ecokv_status_t {
-    run(|| {
-        // SAFETY: passed on.
-        let (session, out) = unsafe { (borrow(session, "session")?, ptr::out(id, "id")?) };
-        let mut s = enter(&session.0, "session")?;
-        s.settle()?;
-        out.write(s.sample()?);
-        Ok(())
-    })
-}
-
-/// Timings and sizes so far: `size` is `sizeof(ecokv_stats_t)`, of which no more is written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ecokv_session_stats(
-    session: *mut ecokv_session_t,
-    stats: *mut ecokv_stats_t,
-    size: usize,
-) -> ecokv_status_t {
-    run(|| {
-        // SAFETY: passed on.
-        let session = unsafe { borrow(session, "session") }?;
-        let s = enter(&session.0, "session")?.session.stats();
-        let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
-        let value = ecokv_stats_t {
-            prefill_ns: ns(s.prefill),
-            evict_ns: ns(s.evict),
-            decode_ns: ns(s.decode),
-            prompt_tokens: s.prompt_tokens as u64,
-            decoded_tokens: s.decoded_tokens as u64,
-            kv_bytes_full: s.kv_bytes_full as u64,
-            kv_bytes: s.kv_bytes as u64,
-            nan_scores: s.nan_scores.into(),
-        };
-        // SAFETY: passed on.
-        unsafe { write_sized(value, stats, size, "stats") }
-    })
-}
-
-/// Entries kept after the last prefill, `[n_layers][n_kv_heads]`. `capacity` as in `ecokv_tokenize`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ecokv_session_kept(
-    session: *mut ecokv_session_t,
-    kept: *mut u32,
-    capacity: usize,
-    n_kept: *mut usize,
-) -> ecokv_status_t {
-    run(|| {
-        // SAFETY: passed on.
-        let session = unsafe { borrow(session, "session") }?;
-        let stats = enter(&session.0, "session")?.session.stats();
-        let all: Vec<u32> = stats.kept.iter().flatten().map(|&n| n as u32).collect();
-        // SAFETY: passed on.
-        unsafe { copy_out(&all, kept, capacity, n_kept, "kept") }
-    })
-}
-
 /// # Safety
 /// `policy` is null or valid for reading.
 unsafe fn eviction(p: &ecokv_session_params_t) -> Result<Option<Eviction>, Refusal> {
     if p.policy.is_null() {
-        let what = "a budget, a route or head scores, but no policy";
-        let alone = p.budget == 0 && p.route.is_null() && p.head_scores.is_null();
+        let what = "a budget, a route, head scores or a rule for images, but no policy";
+        let numbers = [p.budget, p.protect, p.image_budget];
+        let alone = numbers == [0; 3] && p.route.is_null() && p.head_scores.is_null();
         return if alone { Ok(None) } else { Err(Refusal::new(core::ECOKV_NULL_POINTER, what)) };
     }
     // SAFETY: passed on.
@@ -359,4 +275,22 @@ unsafe fn eviction(p: &ecokv_session_params_t) -> Result<Option<Eviction>, Refus
         return Err(Refusal::new(core::ECOKV_BUDGET_TOO_SMALL, "a policy needs a budget of at least one entry"));
     }
     Ok(Some(Eviction { policy: chosen.policy, layer_budget: chosen.layer_budget, budget: p.budget }))
+}
+
+fn modalities(p: &ecokv_session_params_t) -> Result<Modalities, Refusal> {
+    if p.reserved != 0 {
+        return Err(core::bad("reserved", 0, p.reserved).into());
+    }
+    let protect = match p.protect {
+        ECOKV_PROTECT_NONE => None,
+        ECOKV_PROTECT_TEXT => Some(Modality::Text),
+        ECOKV_PROTECT_IMAGE => Some(Modality::Image),
+        other => return Err(core::bad("protect", ECOKV_PROTECT_IMAGE, other).into()),
+    };
+    let image_budget = match p.image_budget {
+        0 => None,
+        ECOKV_IMAGE_BUDGET_NONE => Some(0),
+        n => Some(n),
+    };
+    Ok(Modalities { protect, image_budget })
 }

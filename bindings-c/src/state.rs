@@ -13,7 +13,7 @@ use crate::engine::ecokv_engine_t;
 pub(crate) struct State {
     pub session: Session<'static>,
     pub sampler: Sampler,
-    /// After the last token that was run, `[n_vocab]`; empty before the first prompt.
+    /// After the last token that was run, `[n_vocab]`; empty before the first prompt and after going back.
     pub logits: Vec<f32>,
     /// A generated token that was not run yet.
     pub pending: Option<u32>,
@@ -54,7 +54,9 @@ impl State {
     }
 
     pub fn decode(&mut self, id: u32) -> Result<(), Refusal> {
-        self.ready()?;
+        if self.n_past == 0 {
+            return self.ready();
+        }
         let logits = self.session.decode(id)?;
         self.logits.clear();
         self.logits.extend_from_slice(logits);
@@ -64,9 +66,20 @@ impl State {
 
     pub fn ready(&self) -> Result<(), Refusal> {
         match self.logits.is_empty() {
-            true => Err(Refusal::new(core::ECOKV_BAD_ORDER, "the session has no prompt yet")),
+            true => Err(Refusal::new(core::ECOKV_BAD_ORDER, "the session has no prompt yet, or went back")),
             false => Ok(()),
         }
+    }
+
+    pub fn rewind(&mut self, n_past: usize) -> Result<(), Refusal> {
+        self.session.rewind(n_past)?;
+        if n_past < self.n_past {
+            self.logits.clear();
+        }
+        self.pending = None;
+        self.stream = Utf8Stream::default();
+        self.n_past = n_past;
+        Ok(())
     }
 
     pub fn reset(&mut self) {

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 
 use ecokv::cache::KvType;
 use ecokv::image::{Limits, RgbImage};
-use ecokv::{Engine, EngineOptions, Eviction, Prompt, Session, SessionOptions, methods};
+use ecokv::{Engine, EngineOptions, Error, Eviction, Prompt, Session, SessionOptions, methods};
 use ecokv_c::core::*;
 use ecokv_c::*;
 
@@ -70,6 +70,41 @@ fn logits_are_those_of_rust() {
             logits
         };
         assert!(logits.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "pixels: {as_pixels}");
+    }
+}
+
+/// Every variant of the runtime's error has a number of its own.
+#[test]
+fn errors_have_their_numbers() {
+    let text = String::new;
+    let expected = [
+        ("Io", Error::Io { path: PathBuf::new(), source: std::io::ErrorKind::NotFound.into() }, 200),
+        ("Gguf", Error::Gguf { file: text(), what: text() }, 201),
+        ("Metadata", Error::Metadata { file: text(), key: text(), what: text() }, 202),
+        ("Tensor", Error::Tensor { file: text(), tensor: text(), what: text() }, 203),
+        ("Image", Error::Image { what: text() }, 204),
+        ("Threads", Error::Threads { n_threads: 1, what: text() }, 205),
+        ("Model", Error::Model { file: text(), what: text() }, 206),
+        ("Prompt", Error::Prompt { what: text() }, 207),
+        ("ContextFull", Error::ContextFull { prompt: 1, generate: 1, context: 1 }, 208),
+        ("Rewind", Error::Rewind { to: 1, first: 2, last: 3 }, 211),
+        ("Dispatch", Error::Dispatch { name: text(), available: Vec::new() }, 212),
+        ("KvType", Error::KvType { kv_type: "q8_0", head_dim: 20, of: 32 }, 213),
+        ("Cancelled", Error::Cancelled, 9),
+        ("Route", ecokv_core::parse_route("", 1, &mut []).unwrap_err().into(), 209),
+        ("Evict", ecokv_core::Error::BudgetTooSmall { protected: 2, budget: 1 }.into(), 102),
+        ("Template", Error::Template { what: text() }, 210),
+    ];
+    // The compiler cannot tell: another crate has to expect more variants.
+    let source = include_str!("../../runtime-cpu/src/error.rs");
+    let variant = |line: &'static str| {
+        let name = line.strip_prefix("    ")?.split(|c: char| !c.is_alphanumeric()).next()?;
+        name.starts_with(|c: char| c.is_uppercase()).then_some(name)
+    };
+    let variants: Vec<&str> = source.lines().filter_map(variant).collect();
+    assert_eq!(variants, expected.each_ref().map(|(name, _, _)| *name));
+    for (name, error, number) in expected {
+        assert_eq!(call::Refusal::from(error).status, number, "{name}");
     }
 }
 

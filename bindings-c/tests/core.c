@@ -177,8 +177,15 @@ static void misuse(void) {
     policy = a_policy("no such method");
     STATUS(ECOKV_UNKNOWN_METHOD, ecokv_workspace_size(&policy, &layer, &size, NULL));
     policy = a_policy("knorm");
-    policy.set = 256;
+    policy.set = 512;
     STATUS(ECOKV_BAD_VALUE, ecokv_workspace_size(&policy, &layer, &size, NULL));
+    policy.set = ECOKV_SET_CENTROID;
+    STATUS(ECOKV_CONFIG, ecokv_workspace_size(&policy, &layer, &size, NULL)); /* measures no distance */
+    policy = a_policy("ecokv");
+    policy.set = ECOKV_SET_CENTROID;
+    policy.centroid = 2;
+    STATUS(ECOKV_BAD_VALUE, ecokv_workspace_size(&policy, &layer, &size, NULL));
+    policy = a_policy("knorm");
     policy.set = ECOKV_SET_HEAD_BUDGET;
     policy.head_budget = 3;
     STATUS(ECOKV_BAD_VALUE, ecokv_workspace_size(&policy, &layer, &size, NULL));

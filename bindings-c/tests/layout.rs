@@ -13,13 +13,18 @@ fn c_and_rust_agree() {
             struct_size,
             n_threads,
             precision,
-            reserved,
+            flags,
             model_path,
             mmproj_path,
             model_data,
             model_size,
             mmproj_data,
-            mmproj_size
+            mmproj_size,
+            dispatch,
+            image_max_tokens,
+            image_max_tiles,
+            image_longest_edge,
+            reserved
         }),
         layout_of!(ecokv_engine_info_t {
             n_layers,
@@ -31,24 +36,17 @@ fn c_and_rust_agree() {
             n_ctx_train,
             has_vision,
             has_template,
-            n_threads
+            n_threads,
+            bos,
+            eos,
+            adds_bos,
+            precision,
+            dispatch,
+            architecture
         }),
         layout_of!(ecokv_generate_params_t { struct_size, max_tokens, on_token, user }),
         layout_of!(ecokv_generated_t { n_tokens, end }),
-        layout_of!(ecokv_session_params_t {
-            struct_size,
-            n_ctx,
-            n_generate,
-            kv_type,
-            budget,
-            reserved,
-            policy,
-            route,
-            head_scores,
-            n_head_scores
-        }),
-        layout_of!(ecokv_prefill_params_t { struct_size, reserved, on_progress, user }),
-        layout_of!(ecokv_sampling_t { struct_size, temperature, top_k, top_p, seed }),
+        layout_of!(ecokv_image_cost_t { n_tokens, n_tiles, longest_edge }),
         layout_of!(ecokv_stats_t {
             prefill_ns,
             evict_ns,
@@ -57,8 +55,25 @@ fn c_and_rust_agree() {
             decoded_tokens,
             kv_bytes_full,
             kv_bytes,
-            nan_scores
+            nan_scores,
+            n_past
         }),
+        layout_of!(ecokv_sampling_t { struct_size, temperature, top_k, top_p, seed }),
+        layout_of!(ecokv_session_params_t {
+            struct_size,
+            n_ctx,
+            n_generate,
+            kv_type,
+            budget,
+            protect,
+            policy,
+            route,
+            head_scores,
+            n_head_scores,
+            image_budget,
+            reserved
+        }),
+        layout_of!(ecokv_prefill_params_t { struct_size, reserved, on_progress, user }),
     ];
     assert_eq!(header_layout("ecokv.h"), rust.concat());
 }
@@ -91,6 +106,12 @@ fn numbers_are_fixed() {
         ("KV_DEFAULT", "0"),
         ("KV_F32", "1"),
         ("KV_F16", "2"),
+        ("KV_Q8_0", "3"),
+        ("PROTECT_NONE", "0"),
+        ("PROTECT_TEXT", "1"),
+        ("PROTECT_IMAGE", "2"),
+        ("IMAGE_BUDGET_NONE", "UINT32_MAX"),
+        ("ENGINE_NO_REPACK", "1"),
         ("TOKENIZE_ADD_SPECIAL", "1"),
         ("TOKENIZE_PARSE_SPECIAL", "2"),
     ];

@@ -1,54 +1,7 @@
 /* ecokv.h used well and used badly: MODEL MMPROJ IMAGE. The image asks for a total of 26.45. */
 #include <pthread.h>
-#include <string.h>
 
-#include "check.h"
-#include "ecokv.h"
-
-#define QUESTION "how much is the total?"
-#define ANSWER "26.45"
-
-typedef struct {
-    unsigned char *data;
-    size_t size;
-} file_t;
-
-static file_t read_file(const char *path) {
-    FILE *f = fopen(path, "rb");
-    CHECK(f);
-    CHECK(fseek(f, 0, SEEK_END) == 0);
-    file_t file = {NULL, (size_t)ftell(f)};
-    rewind(f);
-    file.data = (unsigned char *)malloc(file.size);
-    CHECK(file.data && fread(file.data, 1, file.size, f) == file.size);
-    fclose(f);
-    return file;
-}
-
-static file_t model, mmproj, image;
-
-static ecokv_engine_t *open_engine(void) {
-    ecokv_engine_params_t params;
-    ecokv_engine_t *engine = NULL;
-    memset(&params, 0, sizeof params);
-    params.struct_size = sizeof params;
-    params.n_threads = 1;
-    params.model_data = model.data;
-    params.model_size = model.size;
-    params.mmproj_data = mmproj.data;
-    params.mmproj_size = mmproj.size;
-    STATUS(ECOKV_OK, ecokv_engine_open(&params, &engine));
-    return engine;
-}
-
-static ecokv_prompt_t *ask(const ecokv_engine_t *engine) {
-    ecokv_prompt_t *prompt = NULL;
-    STATUS(ECOKV_OK, ecokv_prompt_new(engine, ECOKV_PROMPT_CHAT, &prompt));
-    STATUS(ECOKV_OK, ecokv_prompt_add_message(prompt, "user"));
-    STATUS(ECOKV_OK, ecokv_prompt_add_image(prompt, image.data, image.size));
-    STATUS(ECOKV_OK, ecokv_prompt_add_text(prompt, QUESTION, strlen(QUESTION)));
-    return prompt;
-}
+#include "model.h"
 
 static ecokv_session_t *new_session(const ecokv_engine_t *engine, const char *method, uint32_t budget) {
     ecokv_policy_t policy;
@@ -398,7 +351,7 @@ static void misuse(const ecokv_engine_t *engine, const char *path) {
     s.budget = 3;
     STATUS(ECOKV_NULL_POINTER, ecokv_session_new(engine, &s, &session));
     s.budget = 0;
-    s.kv_type = 3;
+    s.kv_type = 4;
     STATUS(ECOKV_BAD_VALUE, ecokv_session_new(engine, &s, &session));
     s.kv_type = 0;
     s.n_ctx = 1u << 30;
@@ -439,9 +392,7 @@ static void misuse(const ecokv_engine_t *engine, const char *path) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 4);
-    model = read_file(argv[1]);
-    mmproj = read_file(argv[2]);
-    image = read_file(argv[3]);
+    read_files(argv + 1);
     CHECK(strlen(ecokv_last_error()) == 0);
 
     ecokv_engine_params_t params;
@@ -464,9 +415,7 @@ int main(int argc, char **argv) {
     sampling(engine);
     misuse(engine, argv[1]);
     threads(engine); /* frees it */
-    free(model.data);
-    free(mmproj.data);
-    free(image.data);
+    free_files();
     printf("runtime: all as expected\n");
     return 0;
 }

@@ -42,6 +42,8 @@ static void core() {
     CHECK(thrown([] { ecokv::policy("nonsense").needs(); }) == ECOKV_UNKNOWN_METHOD);
     CHECK(thrown([] { ecokv::policy(std::string(99, 'x')); }) == ECOKV_UNKNOWN_METHOD);
     CHECK(ecokv::policy("snapkv").window(16).needs().window_queries == 16);
+    CHECK(thrown([] { ecokv::policy("snapkv").modality_centroid().needs(); }) == ECOKV_CONFIG);
+    CHECK(ecokv::policy("ecokv").modality_centroid().needs().window_queries == 8);
 }
 
 int main(int argc, char **argv) {
@@ -55,17 +57,32 @@ int main(int argc, char **argv) {
     ecokv::engine opened(argv[1], argv[2], 1);
     ecokv::engine engine = std::move(opened);
     CHECK(!opened.get() && engine.info().has_vision == 1);
-    CHECK(engine.tokenize("how much is the total?").size() > 2);
+    const std::string question = "how much is the total?";
+    std::string again;
+    for (const std::uint32_t id : engine.tokenize(question)) again += engine.token_bytes(id);
+    CHECK(again == question && engine.is_end(engine.info().eos) && engine.warnings().empty());
 
     ecokv::prompt prompt(engine);
     prompt.message("user").image(image).text("how much is the total?");
-    CHECK(prompt.n_tokens() > 10);
+    CHECK(prompt.n_tokens() > 10 && prompt.n_image_tokens() > 0);
+    CHECK(prompt.image_costs().size() == 1 && prompt.image_costs()[0].n_tokens == prompt.n_image_tokens());
     ecokv::session session(engine, ecokv::policy("ecokv"), 24, 16);
     std::uint32_t layers = 0;
     session.prefill(prompt, [&](std::uint32_t done, std::uint32_t) { return layers = done, true; });
     CHECK(layers == engine.info().n_layers);
     CHECK(session.answer(16) == "26.45");
     CHECK(session.stats().kv_bytes < session.stats().kv_bytes_full);
+    CHECK(session.kept().size() == std::size_t(engine.info().n_layers) * engine.info().n_kv_heads);
+    CHECK(session.positions(0, 0).size() == session.stats().n_past - prompt.n_tokens() + session.kept()[0]);
+
+    // Back to the end of the prompt: the same answer, from its first token on.
+    const auto n_prompt = static_cast<std::uint32_t>(prompt.n_tokens());
+    session.rewind(n_prompt);
+    CHECK(thrown([&] { session.logits(); }) == ECOKV_BAD_ORDER);
+    CHECK(thrown([&] { session.rewind(n_prompt - 1); }) == ECOKV_REWIND);
+    session.decode(engine.tokenize("26.45")[0]);
+    CHECK(session.logits().size() == engine.info().n_vocab);
+    CHECK("26.45" == engine.token_bytes(engine.tokenize("26.45")[0]) + session.answer(16));
 
     // What a callback throws comes out of the call that called back.
     session.reset();

@@ -90,6 +90,9 @@
 // Entries are scored by the host, in `given` of the layer; the method adds protection, budgets and fate.
 #define ECOKV_SET_GIVEN 128
 
+// `centroid` replaces what Euclidean diversity is measured from; refused for a method that does not use it.
+#define ECOKV_SET_CENTROID 256
+
 // Every head keeps the budget.
 #define ECOKV_HEADS_UNIFORM 0
 
@@ -107,6 +110,12 @@
 
 // As PyramidKV's authors compute it: up to 15 % more in all.
 #define ECOKV_LAYERS_PYRAMID_REFERENCE 2
+
+// The mean key of the head.
+#define ECOKV_CENTROID_HEAD 0
+
+// The mean key of the entries of the same kind: those tagged `ECOKV_TAG_IMAGE`, and the others.
+#define ECOKV_CENTROID_MODALITY 1
 
 // The rest is forgotten.
 #define ECOKV_FATE_DROP 0
@@ -234,6 +243,15 @@
 // A conversation could not be turned into a prompt.
 #define ECOKV_TEMPLATE 210
 
+// A session cannot go back that far, or is not that far yet.
+#define ECOKV_REWIND 211
+
+// The CPU does not have the instruction set.
+#define ECOKV_DISPATCH 212
+
+// The element type of the cache cannot hold the model's heads.
+#define ECOKV_KV_TYPE 213
+
 // An error of running models that is newer than this interface.
 #define ECOKV_RUNTIME_OTHER 299
 
@@ -298,8 +316,8 @@ typedef struct ecokv_policy_t {
   uint32_t layer_budget;
   // Steepness of a pyramid, at least 1.
   uint32_t pyramid_beta;
-  // 0.
-  uint32_t reserved;
+  // `ECOKV_SET_CENTROID`: one of `ECOKV_CENTROID_...`.
+  uint32_t centroid;
 } ecokv_policy_t;
 
 // One layer's cache, borrowed for the call. Head `h` owns the rows `starts[h] .. starts[h] + lens[h]`, oldest first; heads

@@ -3,7 +3,7 @@
 use core::ffi::c_char;
 use core::mem::size_of;
 
-use ecokv_core::{Diversity, Evicted, HeadBudget, Importance, LayerBudget, Mix, Policy, methods};
+use ecokv_core::{Diversity, Evicted, HeadBudget, Importance, LayerBudget, Mix, Policy, Reference, methods};
 
 use crate::status::*;
 use crate::{ptr, ptr::run};
@@ -28,6 +28,8 @@ pub const ECOKV_SET_LAYER_BUDGET: u32 = 32;
 pub const ECOKV_SET_SEED: u32 = 64;
 /// Entries are scored by the host, in `given` of the layer; the method adds protection, budgets and fate.
 pub const ECOKV_SET_GIVEN: u32 = 128;
+/// `centroid` replaces what Euclidean diversity is measured from; refused for a method that does not use it.
+pub const ECOKV_SET_CENTROID: u32 = 256;
 
 /// Every head keeps the budget.
 pub const ECOKV_HEADS_UNIFORM: u32 = 0;
@@ -42,6 +44,11 @@ pub const ECOKV_LAYERS_UNIFORM: u32 = 0;
 pub const ECOKV_LAYERS_PYRAMID: u32 = 1;
 /// As PyramidKV's authors compute it: up to 15 % more in all.
 pub const ECOKV_LAYERS_PYRAMID_REFERENCE: u32 = 2;
+
+/// The mean key of the head.
+pub const ECOKV_CENTROID_HEAD: u32 = 0;
+/// The mean key of the entries of the same kind: those tagged `ECOKV_TAG_IMAGE`, and the others.
+pub const ECOKV_CENTROID_MODALITY: u32 = 1;
 
 /// The rest is forgotten.
 pub const ECOKV_FATE_DROP: u32 = 0;
@@ -98,8 +105,8 @@ pub struct ecokv_policy_t {
     pub layer_budget: u32,
     /// Steepness of a pyramid, at least 1.
     pub pyramid_beta: u32,
-    /// 0.
-    pub reserved: u32,
+    /// `ECOKV_SET_CENTROID`: one of `ECOKV_CENTROID_...`.
+    pub centroid: u32,
 }
 
 /// What a policy reads besides the keys, and what it does with the rest.
@@ -259,7 +266,7 @@ pub unsafe fn read_policy(p: *const ecokv_policy_t) -> Result<Chosen, Failure> {
     // SAFETY: an array of that many bytes.
     let name = unsafe { ptr::text(c.method.as_ptr(), ECOKV_NAME_SIZE, "method") }?;
     let method = methods::by_name(name).ok_or(Failure::new(ECOKV_UNKNOWN_METHOD, "method"))?;
-    let known = (ECOKV_SET_GIVEN << 1).wrapping_sub(1);
+    let known = (ECOKV_SET_CENTROID << 1).wrapping_sub(1);
     if c.set & !known != 0 {
         return Err(Failure::sizes(ECOKV_BAD_VALUE, "set", known.into(), c.set.into()));
     }
@@ -285,6 +292,15 @@ pub unsafe fn read_policy(p: *const ecokv_policy_t) -> Result<Chosen, Failure> {
     if is_set(ECOKV_SET_GEOMETRY) {
         let unused = Failure::new(ECOKV_CONFIG, "alpha and beta: the method has no such diversity");
         policy = policy.with_geometry(c.alpha, c.beta).ok_or(unused)?;
+    }
+    if is_set(ECOKV_SET_CENTROID) {
+        let reference = match c.centroid {
+            ECOKV_CENTROID_HEAD => Reference::Mean,
+            ECOKV_CENTROID_MODALITY => Reference::Modality,
+            other => return Err(bad("centroid", ECOKV_CENTROID_MODALITY, other)),
+        };
+        let unused = Failure::new(ECOKV_CONFIG, "centroid: the method does not measure Euclidean distance");
+        policy = policy.with_reference(reference).ok_or(unused)?;
     }
     if is_set(ECOKV_SET_HEAD_BUDGET) {
         policy = policy.with_head_budget(match c.head_budget {

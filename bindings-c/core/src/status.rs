@@ -70,6 +70,12 @@ pub const ECOKV_CONTEXT_FULL: u32 = 208;
 pub const ECOKV_ROUTE: u32 = 209;
 /// A conversation could not be turned into a prompt.
 pub const ECOKV_TEMPLATE: u32 = 210;
+/// A session cannot go back that far, or is not that far yet.
+pub const ECOKV_REWIND: u32 = 211;
+/// The CPU does not have the instruction set.
+pub const ECOKV_DISPATCH: u32 = 212;
+/// The element type of the cache cannot hold the model's heads.
+pub const ECOKV_KV_TYPE: u32 = 213;
 /// An error of running models that is newer than this interface.
 pub const ECOKV_RUNTIME_OTHER: u32 = 299;
 
@@ -202,6 +208,9 @@ pub const fn text(status: u32) -> &'static CStr {
         ECOKV_CONTEXT_FULL => c"prompt and answer do not fit the context",
         ECOKV_ROUTE => c"a route is not usable",
         ECOKV_TEMPLATE => c"a conversation could not be turned into a prompt",
+        ECOKV_REWIND => c"a session cannot go back that far, or is not that far yet",
+        ECOKV_DISPATCH => c"the CPU does not have the instruction set",
+        ECOKV_KV_TYPE => c"the element type of the cache cannot hold the model's heads",
         ECOKV_RUNTIME_OTHER => c"the model could not be run",
         _ => c"not a status of this library",
     }

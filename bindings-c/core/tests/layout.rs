@@ -25,7 +25,7 @@ fn c_and_rust_agree() {
             beta,
             layer_budget,
             pyramid_beta,
-            reserved
+            centroid
         }),
         layout_of!(ecokv_layer_t {
             struct_size,
