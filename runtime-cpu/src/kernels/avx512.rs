@@ -7,7 +7,8 @@ use std::cell::RefCell;
 use half::f16;
 
 use super::formats_x86::{self as fx, Bf16Elem, Elem, F16Elem, F32Elem, with_format};
-use super::{PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2, generic};
+use super::generic::{self, elementwise};
+use super::{PANEL_ROWS, Q8Mut, Q8Row, WeightRows, avx2};
 use crate::quant::{GgmlType, dequantize_row};
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -151,40 +152,7 @@ unsafe fn dot_rows<E: Elem>(x: &[f32], w: *const u8, out: &mut [f32]) {
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    generic::rms_norm::<true>(x, weight, eps, out);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    generic::layer_norm(x, weight, bias, eps, out);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    generic::silu_mul::<true>(gate, up);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn sigmoid_gate(x: &mut [f32], a: f32) {
-    generic::sigmoid_gate::<true>(x, a);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn gelu_tanh(x: &mut [f32]) {
-    generic::gelu_tanh::<true>(x);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn gelu_mul(gate: &mut [f32], up: &[f32]) {
-    generic::gelu_mul::<true>(gate, up);
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn add(y: &mut [f32], x: &[f32]) {
-    generic::add(y, x);
-}
+elementwise!("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn to_f16(x: &[f32], out: &mut [f16]) {

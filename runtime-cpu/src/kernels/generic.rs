@@ -131,3 +131,28 @@ fn tree(mut s: [f32; LANES]) -> f32 {
     }
     s[0]
 }
+
+/// The functions of this file, compiled for an instruction set.
+macro_rules! elementwise {
+    ($features:literal) => {
+        elementwise!(generic, $features,
+            rms_norm::<true>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]),
+            layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]),
+            silu_mul::<true>(gate: &mut [f32], up: &[f32]),
+            sigmoid_gate::<true>(x: &mut [f32], a: f32),
+            gelu_tanh::<true>(x: &mut [f32]),
+            gelu_mul::<true>(gate: &mut [f32], up: &[f32]),
+            add(y: &mut [f32], x: &[f32]),
+        );
+    };
+    ($of:ident, $features:literal, $($name:ident $(::<$fma:literal>)? ($($arg:ident: $ty:ty),*),)*) => {
+        $(
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name($($arg: $ty),*) {
+                $of::$name$(::<$fma>)?($($arg),*);
+            }
+        )*
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use elementwise;

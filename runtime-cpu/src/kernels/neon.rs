@@ -7,8 +7,9 @@ use std::cell::RefCell;
 
 use half::f16;
 
+use super::generic::{self, elementwise};
 use super::scalar::{self, TWO_PLANES};
-use super::{GROUP, PANEL_ROWS, Q8Mut, Q8Row, WeightRows, generic};
+use super::{GROUP, PANEL_ROWS, Q8Mut, Q8Row, WeightRows};
 use crate::quant::{GgmlType, dequantize_row};
 
 #[target_feature(enable = "neon")]
@@ -186,40 +187,7 @@ unsafe fn panel_tile<const N: usize>(
     N
 }
 
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    generic::rms_norm::<true>(x, weight, eps, out);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    generic::layer_norm(x, weight, bias, eps, out);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    generic::silu_mul::<true>(gate, up);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn sigmoid_gate(x: &mut [f32], a: f32) {
-    generic::sigmoid_gate::<true>(x, a);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn gelu_tanh(x: &mut [f32]) {
-    generic::gelu_tanh::<true>(x);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn gelu_mul(gate: &mut [f32], up: &[f32]) {
-    generic::gelu_mul::<true>(gate, up);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn add(y: &mut [f32], x: &[f32]) {
-    generic::add(y, x);
-}
+elementwise!("neon");
 
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn to_f16(x: &[f32], out: &mut [f16]) {

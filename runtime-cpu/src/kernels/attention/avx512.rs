@@ -2,46 +2,15 @@
 
 use std::arch::x86_64::*;
 
+use super::kernels;
 use super::lanes::{self, Lanes};
-use super::{KvRows, Partial, Tile, rows, tile, with_elem};
 
 #[derive(Clone, Copy)]
 struct Zmm(__m512);
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn attend_tile(t: &mut Tile, keys: &[f32], values: &[f32]) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`. 8 x 3 sums, 3 operands and a number fill
-    // 28 of 32 registers.
-    unsafe { tile::attend::<Zmm, 8, 3>(t, keys, values) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn tile_column_sums(t: &mut Tile, keys: &[f32], sums: &mut [f32]) {
-    // SAFETY: as above.
-    unsafe { tile::column_sums::<Zmm, 8, 3>(t, keys, sums) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, d: usize, scale: f32, len: usize, scores: &mut [f32]) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`.
-    unsafe { with_elem!(k, E => rows::dot::<Zmm, E, 4>(q, k.as_ptr(), d, scale, len, scores)) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-#[allow(clippy::too_many_arguments)] // as `Dispatch::attend_rows`
-pub(super) unsafe fn attend_rows(
-    q: &[f32],
-    k: KvRows<'_>,
-    v: KvRows<'_>,
-    d: usize,
-    len: usize,
-    scale: f32,
-    bias: &[f32],
-    part: &mut Partial<'_>,
-) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`.
-    unsafe { with_elem!(k, E => rows::attend::<Zmm, E, 4>(q, k.as_ptr(), v.as_ptr(), d, len, scale, bias, part)) }
-}
+// Of a tile, 8 x 3 sums, 3 operands and a number fill
+// 28 of 32 registers.
+kernels!("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq", Zmm, tile 8 x 3, heads 4);
 
 // SAFETY of every block below: the contract of `Lanes`, which the caller keeps.
 #[allow(clippy::undocumented_unsafe_blocks)]

@@ -233,15 +233,15 @@ macro_rules! with_elem {
     ($rows:expr, $e:ident => $body:expr) => {
         match $rows {
             KvRows::F32(_) => {
-                type $e = lanes::F32;
+                type $e = super::lanes::F32;
                 $body
             }
             KvRows::F16(_) => {
-                type $e = lanes::F16;
+                type $e = super::lanes::F16;
                 $body
             }
             KvRows::Q8_0(_) => {
-                type $e = lanes::Q8_0;
+                type $e = super::lanes::Q8_0;
                 $body
             }
         }
@@ -249,3 +249,49 @@ macro_rules! with_elem {
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use with_elem;
+
+/// The kernels over one kind of register: `$r` x `$v` registers of sums in a tile, `$g` heads that share a converted row.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! kernels {
+    ($features:literal, $lanes:ty, tile $r:literal x $v:literal, heads $g:literal) => {
+        use super::{KvRows, Partial, Tile, rows, tile, with_elem};
+
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn attend_tile(t: &mut Tile, keys: &[f32], values: &[f32]) {
+            // SAFETY: the features of this function; rows are checked by `Dispatch`.
+            unsafe { tile::attend::<$lanes, $r, $v>(t, keys, values) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn tile_column_sums(t: &mut Tile, keys: &[f32], sums: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { tile::column_sums::<$lanes, $r, $v>(t, keys, sums) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, d: usize, scale: f32, len: usize, scores: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { with_elem!(k, E => rows::dot::<$lanes, E, $g>(q, k.as_ptr(), d, scale, len, scores)) }
+        }
+
+        #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)] // as `Dispatch::attend_rows`
+        pub(super) unsafe fn attend_rows(
+            q: &[f32],
+            k: KvRows<'_>,
+            v: KvRows<'_>,
+            d: usize,
+            len: usize,
+            scale: f32,
+            bias: &[f32],
+            part: &mut Partial<'_>,
+        ) {
+            // SAFETY: as above.
+            unsafe {
+                with_elem!(k, E => rows::attend::<$lanes, E, $g>(q, k.as_ptr(), v.as_ptr(), d, len, scale, bias, part))
+            }
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use kernels;

@@ -3,47 +3,16 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use super::kernels;
 use super::lanes::{self, Lanes};
-use super::{KvRows, Partial, Tile, rows, tile, with_elem};
 use crate::kernels::neon::widen;
 
 #[derive(Clone, Copy)]
 struct Quad(float32x4_t);
 
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn attend_tile(t: &mut Tile, keys: &[f32], values: &[f32]) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`. 6 x 4 sums, 4 operands and a number fill
-    // 29 of 32 registers.
-    unsafe { tile::attend::<Quad, 6, 4>(t, keys, values) }
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn tile_column_sums(t: &mut Tile, keys: &[f32], sums: &mut [f32]) {
-    // SAFETY: as above.
-    unsafe { tile::column_sums::<Quad, 6, 4>(t, keys, sums) }
-}
-
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn dot_rows(q: &[f32], k: KvRows<'_>, d: usize, scale: f32, len: usize, scores: &mut [f32]) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`.
-    unsafe { with_elem!(k, E => rows::dot::<Quad, E, 4>(q, k.as_ptr(), d, scale, len, scores)) }
-}
-
-#[target_feature(enable = "neon")]
-#[allow(clippy::too_many_arguments)] // as `Dispatch::attend_rows`
-pub(super) unsafe fn attend_rows(
-    q: &[f32],
-    k: KvRows<'_>,
-    v: KvRows<'_>,
-    d: usize,
-    len: usize,
-    scale: f32,
-    bias: &[f32],
-    part: &mut Partial<'_>,
-) {
-    // SAFETY: the features of this function; rows are checked by `Dispatch`.
-    unsafe { with_elem!(k, E => rows::attend::<Quad, E, 4>(q, k.as_ptr(), v.as_ptr(), d, len, scale, bias, part)) }
-}
+// Of a tile, 6 x 4 sums, 4 operands and a number fill
+// 29 of 32 registers.
+kernels!("neon", Quad, tile 6 x 4, heads 4);
 
 // SAFETY of every block below: the contract of `Lanes`, which the caller keeps.
 #[allow(clippy::undocumented_unsafe_blocks)]

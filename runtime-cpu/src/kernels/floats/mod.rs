@@ -8,6 +8,7 @@ pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod product;
 
+use super::packed::Line;
 use super::{PANEL_ROWS, WeightRows};
 use crate::quant::GgmlType;
 
@@ -29,11 +30,6 @@ pub struct FloatRows<'a> {
     pub(super) n_cols: usize,
     lines: &'a [Line],
 }
-
-/// A cache line.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 impl Floats {
     /// Whether there are kernels for panels of `ty`: on x86.

@@ -47,7 +47,7 @@ pub struct PackedRows<'a> {
 /// A cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
+pub(super) struct Line(pub(super) [u8; 64]);
 
 /// How a format lies in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
