@@ -57,6 +57,16 @@ fn every_instruction_set_can_be_forced() {
 }
 
 #[test]
+fn the_activations_can_be_chosen() {
+    let base = ["-p", "4", "-n", "0", "-t", "1", "-r", "1"];
+    for precision in ["int8", "int16", "float"] {
+        let run = json(&[&base[..], &["--precision", precision]].concat());
+        assert_eq!(text(&run["precision"]), precision);
+    }
+    assert!(refused(&["--precision", "int4"]).contains("int4"));
+}
+
+#[test]
 fn weights_may_stay_in_the_map() {
     let base = ["-p", "4", "-n", "1", "-t", "1", "-r", "1"];
     for (more, repack) in [(&[][..], true), (&["--no-repack"][..], false)] {

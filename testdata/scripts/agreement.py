@@ -76,6 +76,7 @@ def main():
     a.add_argument("--top", type=int, default=256)
     a.add_argument("--next-tokens", type=Path, default=Path("target/release/examples/next_tokens"))
     a.add_argument("--no-float", action="store_true")
+    a.add_argument("--precision", choices=["int8", "int16", "float"], default="int16", help="activations of ecokv")
     args = a.parse_args()
     text = args.text.read_text(errors="replace")
     print("| file | same most likely token as llama.cpp | as float32 | llama.cpp as float32 | perplexity | llama.cpp's | ratio |")
@@ -85,7 +86,7 @@ def main():
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
             ids.write(" ".join(map(str, theirs["ids"])))
             ids.flush()
-            lines = subprocess.run([args.next_tokens.resolve(), model, ids.name], check=True, capture_output=True, text=True).stdout
+            lines = subprocess.run([args.next_tokens.resolve(), model, ids.name, args.precision], check=True, capture_output=True, text=True).stdout
         ours = [line.split() for line in lines.splitlines()]
         mine, other = (np.exp(np.mean(x)) for x in ([float(o[1]) for o in ours], theirs["nll"]))
         ours = [int(o[0]) for o in ours]

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ecokv::cache::KvType;
 use ecokv::kernels::Dispatch;
 use ecokv::model::ImageLimits;
+use ecokv::ops::Precision;
 use ecokv::{EngineOptions, Error, Modalities, Modality, Sampling};
 
 /// Answers questions about text and images with quantised GGUF models on the CPU, keeping only the entries of the
@@ -173,6 +174,10 @@ pub struct KernelArgs {
     /// Instruction set: scalar or what else this CPU has [default: the best]
     #[arg(long, value_name = "NAME")]
     pub dispatch: Option<String>,
+    /// Activations that meet quantised weights: 15 bits, 8 bits (faster prompts, the noise of llama.cpp), or 32-bit floats
+    /// (slow, the reference)
+    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    pub precision: PrecisionArg,
     /// Leave the weights in the file's map, shared between processes, instead of repacking them: slower
     #[arg(long)]
     pub no_repack: bool,
@@ -221,6 +226,14 @@ pub enum KvArg {
     Q8_0,
 }
 
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum PrecisionArg {
+    Int8,
+    #[default]
+    Int16,
+    Float,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum LayerArg {
     Uniform,
@@ -249,7 +262,7 @@ pub enum CentroidArg {
 impl KernelArgs {
     pub fn engine_options(&self, n_threads: usize) -> Result<EngineOptions, Error> {
         let dispatch = self.dispatch.as_deref().map(Dispatch::by_name).transpose()?;
-        Ok(EngineOptions { n_threads, dispatch, repack: !self.no_repack, ..EngineOptions::default() })
+        Ok(EngineOptions { n_threads, precision: self.precision.into(), dispatch, repack: !self.no_repack })
     }
 }
 
@@ -260,6 +273,16 @@ impl RunArgs {
 
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temp, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
+    }
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(arg: PrecisionArg) -> Precision {
+        match arg {
+            PrecisionArg::Int8 => Precision::Int8,
+            PrecisionArg::Int16 => Precision::Int16,
+            PrecisionArg::Float => Precision::Float,
+        }
     }
 }
 

@@ -33,6 +33,7 @@ struct Report<'a> {
     results: &'a [Measured],
     model: &'a str,
     dispatch: &'a str,
+    precision: String,
     kv_type: String,
     repack: bool,
     method: &'a str,
@@ -82,7 +83,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         results: &results,
         model: &args.model.to_string_lossy(),
         dispatch: dispatch.name(),
-        kv_type: args.kv_type.to_possible_value().map_or(String::new(), |v| v.get_name().into()),
+        precision: value_name(args.kernels.precision),
+        kv_type: value_name(args.kv_type),
         repack: !args.kernels.no_repack,
         method: choice.name,
         budget: choice.eviction.map(|e| e.budget),
@@ -93,6 +95,10 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         return print(&format!("{json}\n"));
     }
     print(&table(&report))
+}
+
+fn value_name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or(String::new(), |v| v.get_name().into())
 }
 
 /// One model on some threads.
@@ -216,9 +222,10 @@ fn table(report: &Report<'_>) -> String {
         ]
     }));
     format!(
-        "{}: {} kernels, {} cache, method {}{budget}; medians of {}\n\n{}",
+        "{}: {} kernels, {} activations, {} cache, method {}{budget}; medians of {}\n\n{}",
         report.model,
         report.dispatch,
+        report.precision,
         report.kv_type,
         report.method,
         report.repetitions,
