@@ -7,6 +7,7 @@ mod evictor;
 pub mod gguf;
 pub mod image;
 pub mod kernels;
+mod memory;
 pub mod model;
 mod observe;
 pub mod ops;

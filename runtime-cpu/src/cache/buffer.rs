@@ -4,6 +4,10 @@ use half::f16;
 
 use crate::Error;
 use crate::kernels::{Dispatch, KvRows, Q8Block};
+use crate::memory::{Arena, Piece, Zero};
+
+// SAFETY: zero bytes are a scale and quants of 0.
+unsafe impl Zero for Q8Block {}
 
 /// Element type of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,18 +64,18 @@ pub(super) struct Buffer {
 
 #[derive(Debug)]
 enum Values {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Q8_0(Vec<Q8Block>),
+    F32(Piece<f32>),
+    F16(Piece<f16>),
+    Q8_0(Piece<Q8Block>),
 }
 
 impl Buffer {
     /// Zeros. The type can hold `head_dim`.
-    pub fn new(kv_type: KvType, head_dim: usize, rows: usize) -> Buffer {
+    pub fn new(kv_type: KvType, head_dim: usize, rows: usize, memory: &mut Arena) -> Buffer {
         let values = match kv_type {
-            KvType::F32 => Values::F32(vec![0.0; rows * head_dim]),
-            KvType::F16 => Values::F16(vec![f16::ZERO; rows * head_dim]),
-            KvType::Q8_0 => Values::Q8_0(vec![Q8Block::default(); rows * head_dim / 32]),
+            KvType::F32 => Values::F32(memory.take(rows * head_dim)),
+            KvType::F16 => Values::F16(memory.take(rows * head_dim)),
+            KvType::Q8_0 => Values::Q8_0(memory.take(rows * head_dim / 32)),
         };
         Buffer { head_dim, values }
     }
@@ -117,19 +121,25 @@ impl Buffer {
     }
 
     /// Makes room for `rows` rows; `(from, to, len)` are the runs that stay and where they go.
-    pub fn relocate(&mut self, moves: &[(usize, usize, usize)], rows: usize) {
-        fn copy<T: Copy + Default>(old: &[T], moves: &[(usize, usize, usize)], rows: usize, width: usize) -> Vec<T> {
-            let mut new = vec![T::default(); rows * width];
+    pub fn relocate(&mut self, moves: &[(usize, usize, usize)], rows: usize, memory: &mut Arena) {
+        fn copy<T: Zero>(
+            old: &mut Piece<T>,
+            moves: &[(usize, usize, usize)],
+            n: usize,
+            width: usize,
+            memory: &mut Arena,
+        ) {
+            let mut new = memory.take(n * width);
             for &(from, to, len) in moves {
                 new[to * width..(to + len) * width].copy_from_slice(&old[from * width..(from + len) * width]);
             }
-            new
+            *old = new;
         }
         let d = self.head_dim;
         match &mut self.values {
-            Values::F32(v) => *v = copy(v, moves, rows, d),
-            Values::F16(v) => *v = copy(v, moves, rows, d),
-            Values::Q8_0(v) => *v = copy(v, moves, rows, d / 32),
+            Values::F32(v) => copy(v, moves, rows, d, memory),
+            Values::F16(v) => copy(v, moves, rows, d, memory),
+            Values::Q8_0(v) => copy(v, moves, rows, d / 32, memory),
         }
     }
 }

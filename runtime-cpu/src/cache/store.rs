@@ -1,10 +1,12 @@
 //! What stays in memory after eviction.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::buffer::Buffer;
 use super::{KvType, Staging};
 use crate::kernels::{Dispatch, KvRows};
+use crate::memory::Arena;
 
 /// The cache of all layers.
 #[derive(Debug)]
@@ -12,10 +14,15 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
 }
 
+/// Where all layers take their rows from, so that layers smaller than a huge page share one. A chunk is freed once the
+/// layers in it have been filled again, so chunks are small.
+const CHUNK_BYTES: usize = 8 << 20;
+
 /// One layer: head h owns rows `start..start + len` of the arena, with room up to `start + capacity`.
 #[derive(Debug)]
 pub struct LayerCache {
     head_dim: usize,
+    memory: Arc<Mutex<Arena>>,
     /// `[n_kv_heads]`
     heads: Vec<Head>,
     /// `[rows][head_dim]`
@@ -61,7 +68,8 @@ struct Head {
 impl KvCache {
     /// An empty cache. [`KvType::check`] says whether the type can hold `head_dim`.
     pub fn new(n_layers: usize, n_kv_heads: usize, head_dim: usize, kv_type: KvType) -> KvCache {
-        KvCache { layers: (0..n_layers).map(|_| LayerCache::new(n_kv_heads, head_dim, kv_type)).collect() }
+        let memory = Arc::new(Mutex::new(Arena::new(CHUNK_BYTES)));
+        KvCache { layers: (0..n_layers).map(|_| LayerCache::new(n_kv_heads, head_dim, kv_type, &memory)).collect() }
     }
 
     /// Layer `l`.
@@ -91,12 +99,14 @@ impl KvCache {
 }
 
 impl LayerCache {
-    fn new(n_kv_heads: usize, head_dim: usize, kv_type: KvType) -> LayerCache {
+    fn new(n_kv_heads: usize, head_dim: usize, kv_type: KvType, memory: &Arc<Mutex<Arena>>) -> LayerCache {
+        let empty = || Buffer::new(kv_type, head_dim, 0, &mut lock(memory));
         LayerCache {
             head_dim,
+            memory: memory.clone(),
             heads: vec![Head::default(); n_kv_heads],
-            keys: Buffer::new(kv_type, head_dim, 0),
-            values: Buffer::new(kv_type, head_dim, 0),
+            keys: empty(),
+            values: empty(),
             positions: Vec::new(),
             n_slots: 0,
             slot_bias: Vec::new(),
@@ -168,8 +178,10 @@ impl LayerCache {
         self.n_slots = n_slots;
         self.slot_bias = slots.mass.iter().map(|m| m.ln()).collect();
         let kv_type = self.keys.kv_type();
-        self.keys = Buffer::new(kv_type, self.head_dim, start);
-        self.values = Buffer::new(kv_type, self.head_dim, start);
+        let mut memory = lock(&self.memory);
+        self.keys = Buffer::new(kv_type, self.head_dim, start, &mut memory);
+        self.values = Buffer::new(kv_type, self.head_dim, start, &mut memory);
+        drop(memory);
         self.positions = vec![0; start];
         let d = self.head_dim;
         for (h, kept) in kept.iter().enumerate() {
@@ -245,14 +257,21 @@ impl LayerCache {
             start += head.capacity;
         }
         let moves: Vec<_> = old.iter().zip(&self.heads).map(|(a, b)| (a.start, b.start, a.len)).collect();
-        self.keys.relocate(&moves, start);
-        self.values.relocate(&moves, start);
+        let mut memory = lock(&self.memory);
+        self.keys.relocate(&moves, start, &mut memory);
+        self.values.relocate(&moves, start, &mut memory);
+        drop(memory);
         let mut positions = vec![0; start];
         for (from, to, len) in moves {
             positions[to..to + len].copy_from_slice(&self.positions[from..from + len]);
         }
         self.positions = positions;
     }
+}
+
+/// Taking memory leaves nothing half done that a panic could show.
+fn lock(memory: &Mutex<Arena>) -> MutexGuard<'_, Arena> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Rows of a head that stay.

@@ -7,6 +7,7 @@ use crate::Error;
 use crate::cache::{KvCache, LayerCache, Staging};
 use crate::gguf::GgufFile;
 use crate::kernels::Dispatch;
+use crate::memory::{Arena, WEIGHTS_BYTES};
 use crate::ops::attention::{self, DecodeScratch};
 use crate::ops::linear::{Input, forward_one};
 use crate::ops::norm::rms_norm;
@@ -155,12 +156,13 @@ impl Decoder {
 
     /// Repacks all matrices for the vector kernels, where that pays; they no longer stay in the file then.
     pub fn repack(&mut self, cx: &Compute) {
+        let memory = &mut Arena::new(WEIGHTS_BYTES);
         for l in &mut self.layers {
             for m in [&mut l.q, &mut l.k, &mut l.v, &mut l.o, &mut l.gate, &mut l.up, &mut l.down] {
-                m.repack(cx);
+                m.repack(cx, memory);
             }
         }
-        self.output.repack(cx);
+        self.output.repack(cx, memory);
     }
 
     /// Rotary embedding of a layer.

@@ -6,6 +6,7 @@ use super::{Compute, Precision};
 use crate::Error;
 use crate::gguf::{GgufFile, Tensor};
 use crate::kernels::{FLOAT_TOKENS, Floats, Packed, Q8Rows, WeightRows};
+use crate::memory::Arena;
 use crate::quant::GgmlType;
 
 /// Tokens per task of a matrix product: enough to repay reading the weights, few enough to stay in the L2 cache.
@@ -75,16 +76,16 @@ impl Linear {
         Ok(Linear { weight, repacked: None, bias, n_in, n_out })
     }
 
-    /// Repacks the weights for the vector kernels, where that pays, and lets go of the file's pages.
-    pub fn repack(&mut self, cx: &Compute) {
+    /// Repacks the weights for the vector kernels, where that pays, into `memory`, and lets go of the file's pages.
+    pub(crate) fn repack(&mut self, cx: &Compute, memory: &mut Arena) {
         if self.repacked.is_some() || !cx.dispatch.packs() {
             return;
         }
         let ty = self.weight.ty();
         self.repacked = if self.wants_q8(cx) && Packed::pays(ty) {
-            Some(Repacked::Quants(Arc::new(Packed::new(self.rows(), &cx.pool))))
+            Some(Repacked::Quants(Arc::new(Packed::within(memory, self.rows(), &cx.pool))))
         } else if Floats::pays(ty) {
-            Some(Repacked::Floats(Arc::new(Floats::new(self.rows(), &cx.pool))))
+            Some(Repacked::Floats(Arc::new(Floats::within(memory, self.rows(), &cx.pool))))
         } else {
             return;
         };

@@ -10,15 +10,16 @@ mod product;
 
 use super::packed::Line;
 use super::{PANEL_ROWS, WeightRows};
+use crate::memory::{Arena, Piece};
 use crate::quant::GgmlType;
 
 /// A whole float matrix, repacked.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Floats {
     ty: GgmlType,
     n_rows: usize,
     n_cols: usize,
-    lines: Vec<Line>,
+    lines: Piece<Line>,
 }
 
 /// Some panels of a float matrix.
@@ -39,10 +40,15 @@ impl Floats {
 
     /// Repacks all rows of a float type.
     pub fn new(w: WeightRows<'_>, pool: &crate::threads::Pool) -> Floats {
+        Floats::within(&mut Arena::new(0), w, pool)
+    }
+
+    /// As [`new`](Floats::new), beside other matrices.
+    pub(crate) fn within(memory: &mut Arena, w: WeightRows<'_>, pool: &crate::threads::Pool) -> Floats {
         w.check();
         let n_rows = w.n_rows();
         let per_panel = panel_lines(w.ty, w.n_cols);
-        let mut lines = vec![Line([0; 64]); n_rows.div_ceil(PANEL_ROWS) * per_panel];
+        let mut lines = memory.take(n_rows.div_ceil(PANEL_ROWS) * per_panel);
         pool.chunks(&mut lines, per_panel, |i, panel| {
             let rows = w.slice(i * PANEL_ROWS, n_rows.min((i + 1) * PANEL_ROWS));
             match w.ty {

@@ -23,15 +23,16 @@ pub(super) mod neon;
 mod pack;
 
 use super::{GROUP, PANEL_ROWS, Q8Rows, TILE, TileGroup, WeightRows};
+use crate::memory::{Arena, Piece, Zero};
 use crate::quant::GgmlType;
 
 /// A whole matrix, repacked.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Packed {
     ty: GgmlType,
     n_rows: usize,
     n_cols: usize,
-    lines: Vec<Line>,
+    lines: Piece<Line>,
 }
 
 /// Some panels of a repacked matrix.
@@ -48,6 +49,9 @@ pub struct PackedRows<'a> {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub(super) [u8; 64]);
+
+// SAFETY: bytes, aligned to 64.
+unsafe impl Zero for Line {}
 
 /// How a format lies in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,10 +210,15 @@ impl Packed {
 
     /// Repacks all rows of a quantised type.
     pub fn new(w: WeightRows<'_>, pool: &crate::threads::Pool) -> Packed {
+        Packed::within(&mut Arena::new(0), w, pool)
+    }
+
+    /// As [`new`](Packed::new), beside other matrices.
+    pub(crate) fn within(memory: &mut Arena, w: WeightRows<'_>, pool: &crate::threads::Pool) -> Packed {
         w.check();
         let n_rows = w.n_rows();
         let per_panel = Layout::of(w.ty).panel_lines(w.n_cols);
-        let mut lines = vec![Line([0; 64]); n_rows.div_ceil(PANEL_ROWS) * per_panel];
+        let mut lines = memory.take(n_rows.div_ceil(PANEL_ROWS) * per_panel);
         let panels = 16;
         pool.chunks(&mut lines, panels * per_panel, |i, lines| {
             for (p, panel) in lines.chunks_exact_mut(per_panel).enumerate() {

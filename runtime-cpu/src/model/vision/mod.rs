@@ -18,6 +18,7 @@ use super::projector::Projector;
 use crate::Error;
 use crate::gguf::GgufFile;
 use crate::image::{Fit, Pixels, RgbImage, fixed_size};
+use crate::memory::{Arena, WEIGHTS_BYTES};
 use crate::ops::Compute;
 use qwen::Qwen;
 use vit::Vit;
@@ -100,10 +101,11 @@ impl VisionTower {
 
     /// Repacks all matrices for the vector kernels, where that pays; they no longer stay in the file then.
     pub fn repack(&mut self, cx: &Compute) {
+        let memory = &mut Arena::new(WEIGHTS_BYTES);
         let (tower, projector) = (&mut self.tower, &mut self.projector);
         match tower {
-            Tower::Vit(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx)),
-            Tower::Qwen(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx)),
+            Tower::Vit(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx, memory)),
+            Tower::Qwen(tower) => tower.matrices().chain(projector.matrices()).for_each(|m| m.repack(cx, memory)),
         }
     }
 
