@@ -1,4 +1,4 @@
-//! The key-value cache: one arena per layer, in which every KV head owns a range of rows of its own length.
+//! The key-value cache: one run of rows per layer, in which every KV head owns a range of rows of its own length.
 
 mod buffer;
 mod staging;
