@@ -1,5 +1,5 @@
 //! Zeroed memory for weights and caches in chunks that ask for huge pages. A decode step reads all of it once: in pages of
-//! 4 KiB the CPU looks up another every few rows, which took a fifth of the time with 2,000 cached tokens.
+//! 4 KiB the CPU looks up another every few rows, which took a fifth of the time or more.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;

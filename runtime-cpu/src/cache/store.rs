@@ -18,7 +18,7 @@ pub struct KvCache {
 /// layers in it have been filled again, so chunks are small.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// One layer: head h owns rows `start..start + len` of the arena, with room up to `start + capacity`.
+/// One layer: head h owns rows `start..start + len` of the buffers, with room up to `start + capacity`.
 #[derive(Debug)]
 pub struct LayerCache {
     head_dim: usize,
