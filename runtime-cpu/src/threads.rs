@@ -273,13 +273,13 @@ fn pause(turns: &mut u32) {
 }
 
 /// Start of a slice whose parts go to different threads.
-struct Base<T>(*mut T);
+pub(crate) struct Base<T>(pub(crate) *mut T);
 
 // SAFETY: the parts are disjoint and their items may be sent.
 unsafe impl<T: Send> Sync for Base<T> {}
 
 impl<T> Base<T> {
-    fn at(&self, i: usize) -> *mut T {
+    pub(crate) fn at(&self, i: usize) -> *mut T {
         self.0.wrapping_add(i)
     }
 }

@@ -37,6 +37,7 @@ mod floats;
 mod generic;
 mod packed;
 mod scalar;
+mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -52,6 +53,7 @@ use half::f16;
 pub use attention::{KvRows, Partial, Q8Block, TILE_ROWS, Tile};
 pub use floats::{FloatRows, Floats};
 pub use packed::{Packed, PackedRows};
+pub use tiles::{TileRows, TileWeights};
 
 use crate::Error;
 use crate::quant::GgmlType;
@@ -282,7 +284,7 @@ impl Dispatch {
                     && is_x86_feature_detected!("avx512vnni")
                 {
                     levels.push(Dispatch(Level::Avx512));
-                    if packed::amx::available() {
+                    if tiles::amx::available() {
                         levels.push(Dispatch(Level::Amx));
                     }
                 }
@@ -379,10 +381,7 @@ impl Dispatch {
             Level::AvxVnni => unsafe { packed::avx2::gemm_vnni(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512 => unsafe { packed::avx512::gemm_avx512(w, x, tokens, out, out_stride) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Level::Amx => unsafe { packed::amx::gemm_amx(w, x, tokens, out, out_stride) },
+            Level::Avx512 | Level::Amx => unsafe { packed::avx512::gemm_avx512(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Level::Neon => unsafe { packed::neon::gemm_neon(w, x, tokens, out, out_stride) },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Compute, Precision};
 use crate::Error;
 use crate::gguf::{GgufFile, Tensor};
-use crate::kernels::{FLOAT_TOKENS, Floats, Packed, Q8Rows, WeightRows};
+use crate::kernels::{FLOAT_TOKENS, Floats, Packed, Q8Rows, TileRows, TileWeights, WeightRows};
 use crate::memory::Arena;
 use crate::quant::GgmlType;
 
@@ -31,11 +31,11 @@ enum Repacked {
     Floats(Arc<Floats>),
 }
 
-/// Activations in the form that the weights want: as they are, or quantised once for several matrices.
+/// Activations in the form that the weights want: as they are, or quantised or split once for several matrices.
 #[derive(Default)]
 pub struct Input {
     q8: Q8Rows,
-    has_q8: bool,
+    tiles: TileRows,
 }
 
 impl Linear {
@@ -118,6 +118,17 @@ impl Linear {
             }
             return;
         }
+        if self.wants_q8(cx) && cx.dispatch.has_tiles(n) {
+            let weights = match &self.repacked {
+                Some(Repacked::Quants(w)) => TileWeights::Packed(w),
+                _ => TileWeights::Rows(self.rows()),
+            };
+            cx.dispatch.gemm_tiles(weights, &input.tiles, &cx.pool, out);
+            if let Some(bias) = &self.bias {
+                cx.pool.chunks(out, self.n_out, |_, out| cx.dispatch.add(out, bias));
+            }
+            return;
+        }
         // By shape alone: a float product of very few tokens rounds differently.
         let tokens = match &self.repacked {
             Some(Repacked::Floats(_)) => FLOAT_TOKENS * if n <= 96 { 2 } else { 4 },
@@ -196,8 +207,11 @@ impl Input {
     }
 
     fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
-        self.q8.resize(n, n_cols, cx.precision == Precision::Int16);
-        self.has_q8 = true;
+        let two_planes = cx.precision == Precision::Int16;
+        if cx.dispatch.has_tiles(n) {
+            return cx.dispatch.split_tiles(x, n_cols, two_planes, &cx.pool, &mut self.tiles);
+        }
+        self.q8.resize(n, n_cols, two_planes);
         if n < 4 {
             // Nothing to share out, and nothing to allocate for it.
             return cx.dispatch.quantize_q8(x, self.q8.as_mut());

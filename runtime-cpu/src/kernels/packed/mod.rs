@@ -15,8 +15,6 @@
 //! The weight is `scale * (q - offset) + min`, as in ggml's formats.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod amx;
-#[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
@@ -95,7 +93,7 @@ macro_rules! with_packing {
         }
     };
 }
-use with_packing;
+pub(super) use with_packing;
 
 /// The function `$name` of an instruction set: `$n` tokens of `$isa` at a time.
 macro_rules! gemm {
@@ -236,6 +234,11 @@ impl Packed {
         self.n_rows
     }
 
+    /// Columns of the matrix.
+    pub fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
     /// Bytes in memory.
     pub fn n_bytes(&self) -> usize {
         size_of_val(&self.lines[..])
@@ -247,6 +250,13 @@ impl Packed {
         assert!(from.is_multiple_of(PANEL_ROWS) && from <= to && to <= self.n_rows, "packed rows {from}..{to}");
         let lines = &self.lines[from / PANEL_ROWS * per_panel..to.div_ceil(PANEL_ROWS) * per_panel];
         PackedRows { ty: self.ty, n_rows: to - from, n_cols: self.n_cols, lines }
+    }
+}
+
+impl<'a> PackedRows<'a> {
+    /// Where each panel begins; `l` is the layout of the type.
+    pub(super) fn panels(self, l: Layout) -> impl Iterator<Item = *const u8> + 'a {
+        self.lines.chunks_exact(l.panel_lines(self.n_cols)).map(|panel| panel.as_ptr().cast())
     }
 }
 
@@ -316,10 +326,8 @@ pub(super) unsafe fn panels<I: Isa, P: Packing, const N: usize, const TWO: bool>
     out: *mut f32,
     out_stride: usize,
 ) {
-    let per_panel = P::LAYOUT.panel_lines(w.n_cols);
-    for (i, panel) in w.lines.chunks_exact(per_panel).enumerate() {
+    for (i, panel) in w.panels(P::LAYOUT).enumerate() {
         let n_rows = (w.n_rows - i * PANEL_ROWS).min(PANEL_ROWS);
-        let panel = panel.as_ptr().cast();
         let mut t = tokens.start;
         while t < tokens.end {
             let left = tokens.end - t;
@@ -454,14 +462,14 @@ const fn offset<I: Isa, P: Packing>() -> i32 {
 }
 
 /// What multiplies the scales and mins of a block, for `LANES` rows.
-struct Header<I: Isa> {
+pub(super) struct Header<I: Isa> {
     scale: I::Float,
     min: I::Float,
 }
 
 impl<I: Isa> Header<I> {
     #[inline(always)]
-    unsafe fn read<P: Packing>(block: *const u8, lane: usize) -> Header<I> {
+    pub(super) unsafe fn read<P: Packing>(block: *const u8, lane: usize) -> Header<I> {
         let l = P::LAYOUT;
         // SAFETY: the caller's contract.
         unsafe {
@@ -475,7 +483,7 @@ impl<I: Isa> Header<I> {
 
     /// Scale and min of a group, or of half `h` of it; `scales` is where its scales begin.
     #[inline(always)]
-    unsafe fn factors<P: Packing>(&self, scales: *const u8, h: usize, lane: usize) -> (I::Float, I::Float) {
+    pub(super) unsafe fn factors<P: Packing>(&self, scales: *const u8, h: usize, lane: usize) -> (I::Float, I::Float) {
         let l = P::LAYOUT;
         // SAFETY: the caller's contract.
         unsafe {
