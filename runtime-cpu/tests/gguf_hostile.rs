@@ -16,7 +16,7 @@ use ecokv::Error;
 use ecokv::gguf::{GgufFile, Summary};
 use gguf_bytes::{ARRAY, BOOL, F32, Gguf, STRING, U8, U32, U64, array, leak, string, u64s};
 
-/// What a file of under a kilobyte may cost. The decoder reads arrays in steps of up to 32 KiB.
+/// What a file of under a kilobyte may cost.
 const SMALL: usize = 128 << 10;
 
 #[test]
@@ -307,8 +307,8 @@ struct Mutant {
 }
 
 impl Mutant {
-    /// A changed length may turn the whole file into one string or one array of numbers; the decoder holds 32 bytes for
-    /// each number of four bytes, and the old copy while it grows. The files have 0.8 MB.
+    /// A changed length may turn the whole file into one string or one array of numbers, of 8 bytes each. The files have
+    /// 0.8 MB.
     const MAX_BYTES: usize = 6 << 20;
 
     fn new(name: &str, source: &str) -> Self {

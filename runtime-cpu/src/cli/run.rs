@@ -36,7 +36,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     progress.stage("opening the model");
     let engine =
         Engine::open(model, args.mmproj.as_deref(), args.engine_options()?)?.with_image_limits(args.limits.limits());
-    answer(&engine, args, &choice, text, &images, &progress)
+    let done = answer(&engine, args, &choice, text, &images, &progress);
+    std::mem::forget(engine); // the process ends, and the system takes memory back faster than piece by piece
+    done
 }
 
 /// Answers and reports. Text goes out as it is made, unless it is JSON that is asked for.

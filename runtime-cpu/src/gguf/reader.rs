@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::{Cursor, Read};
 
 use gguf_rs_lib::GGUFError;
-use gguf_rs_lib::format::{self, GGUFValueType, MetadataArray, MetadataValue};
+use gguf_rs_lib::format::{self, GGUFValueType, MetadataValue};
 
 use super::metadata::Value;
 use super::tensor::{TensorInfo, without_trailing_ones};
@@ -17,7 +17,7 @@ use crate::quant::GgmlType;
 
 /// Longest header (everything before the tensor data). Vocabularies of 260,000 tokens take about 16 MiB.
 const MAX_HEADER_BYTES: usize = 64 << 20;
-/// Longest array. The decoder holds 32 bytes for each value while it reads one array.
+/// Longest array.
 const MAX_ARRAY_LENGTH: u64 = 2 << 20;
 const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_ENTRIES: u64 = 100_000;
@@ -113,7 +113,7 @@ impl Reader<'_> {
         let ty = u32::from_le_bytes(self.take()?);
         let ty = GGUFValueType::from_u32(ty).map_err(|_| format!("unknown value type {ty}"))?;
         if ty == GGUFValueType::Array {
-            self.check_array()?;
+            return Ok((key, self.array()?));
         }
         let value = MetadataValue::read_from(&mut self.cursor, ty).map_err(|e| self.describe(e))?;
         Ok((key, Value::try_from(value)?))
@@ -124,29 +124,71 @@ impl Reader<'_> {
         if !(1..=MAX_KEY_BYTES).contains(&length) {
             return Err(format!("a key of {length} bytes, 1 to {MAX_KEY_BYTES} are possible"));
         }
-        let rest = &self.cursor.get_ref()[self.cursor.position() as usize..];
-        let bytes = rest.get(..length as usize).ok_or_else(|| self.ends_inside())?;
-        let key = std::str::from_utf8(bytes).map_err(|_| "the key is not UTF-8")?;
+        let key = std::str::from_utf8(self.bytes(length as usize)?).map_err(|_| "the key is not UTF-8")?;
         if key.contains(char::is_control) {
             return Err("the key has a control character".to_owned());
         }
-        self.cursor.set_position(self.cursor.position() + length);
         Ok(key.to_owned())
     }
 
-    /// Looks at the head of an array without consuming it.
-    fn check_array(&mut self) -> Result<(), String> {
-        let start = self.cursor.position();
+    /// Arrays take half of the time to open a file, so they are read here: a vocabulary has 100,000 strings and more.
+    fn array(&mut self) -> Result<Value, String> {
+        use GGUFValueType as T;
         let element = u32::from_le_bytes(self.take()?);
         let length = u64::from_le_bytes(self.take()?);
-        self.cursor.set_position(start);
-        if element == GGUFValueType::Array as u32 {
-            return Err("arrays of arrays are not supported".to_owned());
-        }
+        let element = T::from_u32(element).map_err(|_| format!("an array of the unknown value type {element}"))?;
         if length > MAX_ARRAY_LENGTH {
             return Err(format!("an array of {length} values, at most {MAX_ARRAY_LENGTH} are supported"));
         }
-        Ok(())
+        let n = length as usize;
+        let unfit = || format!("an array of {} with a value that does not fit", element.name());
+        Ok(match element {
+            T::Array => return Err("arrays of arrays are not supported".into()),
+            T::String => Value::Strs(self.strings(n)?),
+            T::Bool => {
+                let bools = self.bytes(n)?.iter().map(|&b| (b < 2).then_some(b == 1)).collect::<Option<_>>();
+                Value::Bools(bools.ok_or_else(unfit)?)
+            }
+            T::F32 => Value::Floats(self.numbers(n, |b| f32::from_le_bytes(b).into())?),
+            T::F64 => Value::Floats(self.numbers(n, f64::from_le_bytes)?),
+            T::U8 => Value::Ints(self.numbers(n, |b| u8::from_le_bytes(b).into())?),
+            T::I8 => Value::Ints(self.numbers(n, |b| i8::from_le_bytes(b).into())?),
+            T::U16 => Value::Ints(self.numbers(n, |b| u16::from_le_bytes(b).into())?),
+            T::I16 => Value::Ints(self.numbers(n, |b| i16::from_le_bytes(b).into())?),
+            T::U32 => Value::Ints(self.numbers(n, |b| u32::from_le_bytes(b).into())?),
+            T::I32 => Value::Ints(self.numbers(n, |b| i32::from_le_bytes(b).into())?),
+            T::I64 => Value::Ints(self.numbers(n, i64::from_le_bytes)?),
+            T::U64 => {
+                let ints = self.numbers(n, |b| i64::try_from(u64::from_le_bytes(b)).ok())?;
+                Value::Ints(ints.into_iter().collect::<Option<_>>().ok_or_else(unfit)?)
+            }
+        })
+    }
+
+    fn strings(&mut self, n: usize) -> Result<Vec<String>, String> {
+        let mut strings = Vec::with_capacity(n.min(self.rest() / 8));
+        for _ in 0..n {
+            let length = usize::try_from(u64::from_le_bytes(self.take()?)).map_err(|_| self.ends_inside())?;
+            let text =
+                std::str::from_utf8(self.bytes(length)?).map_err(|e| format!("a string that is not UTF-8: {e}"))?;
+            strings.push(text.to_owned());
+        }
+        Ok(strings)
+    }
+
+    fn numbers<const N: usize, T>(&mut self, n: usize, read: impl Fn([u8; N]) -> T) -> Result<Vec<T>, String> {
+        // At most 16 MiB.
+        Ok(self.bytes(n * N)?.as_chunks().0.iter().map(|&b| read(b)).collect())
+    }
+
+    /// The next `n` bytes.
+    fn bytes(&mut self, n: usize) -> Result<&[u8], String> {
+        let start = self.cursor.position() as usize;
+        let Some(end) = start.checked_add(n).filter(|&end| end <= self.cursor.get_ref().len()) else {
+            return Err(self.ends_inside());
+        };
+        self.cursor.set_position(end as u64);
+        Ok(&self.cursor.get_ref()[start..end])
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
@@ -298,43 +340,13 @@ impl TryFrom<MetadataValue> for Value {
             MetadataValue::F64(x) => Value::F64(x),
             MetadataValue::Bool(b) => Value::Bool(b),
             MetadataValue::String(s) => Value::Str(s),
-            MetadataValue::Array(array) => array_value(*array)?,
             other => Value::Int(int(&other).ok_or("not a value")?),
         })
     }
 }
 
-fn array_value(array: MetadataArray) -> Result<Value, String> {
-    use GGUFValueType as T;
-    let (kind, values) = (array.element_type, array.values);
-    let converted = match kind {
-        T::F32 | T::F64 => all(values, |v| v.as_f64()).map(Value::Floats),
-        T::Bool => all(values, |v| v.as_bool()).map(Value::Bools),
-        T::String => all(values, string).map(Value::Strs),
-        T::Array => return Err("arrays of arrays are not supported".into()),
-        _ => all(values, |v| int(&v)?.try_into().ok()).map(Value::Ints),
-    };
-    converted.ok_or_else(|| format!("an array of {} with a value that does not fit", kind.name()))
-}
-
-/// A new vector, exactly as long as needed: collecting could keep the much larger one of the decoder.
-fn all<T>(values: Vec<MetadataValue>, convert: impl Fn(MetadataValue) -> Option<T>) -> Option<Vec<T>> {
-    let mut out = Vec::with_capacity(values.len());
-    for value in values {
-        out.push(convert(value)?);
-    }
-    Some(out)
-}
-
 fn int(value: &MetadataValue) -> Option<i128> {
     value.as_u64().map(i128::from).or_else(|| value.as_i64().map(i128::from))
-}
-
-fn string(value: MetadataValue) -> Option<String> {
-    match value {
-        MetadataValue::String(s) => Some(s),
-        _ => None,
-    }
 }
 
 /// Messages of the decoder may quote the file: keep them short and printable.

@@ -219,7 +219,7 @@ impl Packed {
         let n_rows = w.n_rows();
         let per_panel = Layout::of(w.ty).panel_lines(w.n_cols);
         let mut lines = memory.take(n_rows.div_ceil(PANEL_ROWS) * per_panel);
-        let panels = 16;
+        let panels = 4; // a small matrix has a dozen
         pool.chunks(&mut lines, panels * per_panel, |i, lines| {
             for (p, panel) in lines.chunks_exact_mut(per_panel).enumerate() {
                 let from = (i * panels + p) * PANEL_ROWS;

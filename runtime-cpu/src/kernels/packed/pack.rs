@@ -6,15 +6,30 @@ use crate::quant::GgmlType;
 
 /// Repacks up to 16 rows. Missing rows become zeros: their scales are.
 pub(super) fn panel(w: WeightRows<'_>, to: &mut [Line]) {
-    let l = Layout::of(w.ty);
-    let to = bytes(to);
-    to.fill(0);
+    macro_rules! of {
+        ($($name:ident)*) => {
+            match w.ty {
+                $(GgmlType::$name => panel_of(GgmlType::$name, w, bytes(to)),)*
+                GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => unreachable!("float weights are not packed"),
+            }
+        };
+    }
+    of!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS)
+}
+
+/// As [`panel`], of a format that the compiler knows: a model has a million blocks for each 32 MB.
+#[inline(always)]
+fn panel_of(ty: GgmlType, w: WeightRows<'_>, to: &mut [u8]) {
+    let l = Layout::of(ty);
+    if w.n_rows() < PANEL_ROWS {
+        to.fill(0);
+    }
     for r in 0..w.n_rows() {
         let row = &w.data[r * w.row_bytes..(r + 1) * w.row_bytes];
-        let blocks = row.chunks_exact(w.ty.block_bytes());
+        let blocks = row.chunks_exact(ty.block_bytes());
         for (from, to) in blocks.zip(to.chunks_exact_mut(l.block_bytes())) {
             let (header, records) = to.split_at_mut(l.header_bytes());
-            let at = scale_at(w.ty);
+            let at = scale_at(ty);
             if l.codes {
                 put(header, r, &from[at..at + 2]);
             }
@@ -25,7 +40,7 @@ pub(super) fn panel(w: WeightRows<'_>, to: &mut [Line]) {
             for (g, record) in records.chunks_exact_mut(l.record_bytes()).enumerate() {
                 let (quants, rest) = record.split_at_mut(l.group_bytes());
                 let (scales, mins) = rest.split_at_mut(l.scale_bytes());
-                put_quants(l.bits, quads(w.ty, from, g), &mut quants[4 * r..]);
+                put_quants(l.bits, quads(ty, from, g), &mut quants[4 * r..]);
                 match (l.codes, l.min) {
                     (false, min) => {
                         put(scales, r, &from[..2]);
@@ -36,9 +51,9 @@ pub(super) fn panel(w: WeightRows<'_>, to: &mut [Line]) {
                     (true, min) => {
                         for h in 0..l.n_halves() {
                             let i = g * l.n_halves() + h;
-                            scales[h * PANEL_ROWS + r] = scale_code(w.ty, from, i) as u8;
+                            scales[h * PANEL_ROWS + r] = scale_code(ty, from, i) as u8;
                             if min {
-                                mins[h * PANEL_ROWS + r] = min_code(w.ty, from, i);
+                                mins[h * PANEL_ROWS + r] = min_code(ty, from, i);
                             }
                         }
                     }
@@ -54,11 +69,13 @@ fn bytes(lines: &mut [Line]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
 }
 
+#[inline(always)]
 fn put(to: &mut [u8], half: usize, value: &[u8]) {
     to[2 * half..2 * half + 2].copy_from_slice(value);
 }
 
 /// Writes 32 quants of a row: `to` begins at the row's place in the group's first line.
+#[inline(always)]
 fn put_quants(bits: usize, q: [u32; 8], to: &mut [u8]) {
     let mut put = |line: usize, v: u32| to[64 * line..64 * line + 4].copy_from_slice(&v.to_le_bytes());
     if bits == 8 {
@@ -79,6 +96,7 @@ fn put_quants(bits: usize, q: [u32; 8], to: &mut [u8]) {
 }
 
 /// The quants of a group, unsigned bytes in the order of their columns.
+#[inline(always)]
 fn quads(ty: GgmlType, b: &[u8], g: usize) -> [u32; 8] {
     match ty {
         GgmlType::Q4_0 => nibbles(&b[2..]),
@@ -106,6 +124,7 @@ fn quads(ty: GgmlType, b: &[u8], g: usize) -> [u32; 8] {
 }
 
 /// Where the half of the scales lies in a 256-value block; that of the mins follows it.
+#[inline(always)]
 fn scale_at(ty: GgmlType) -> usize {
     match ty {
         GgmlType::Q2_K => 80,
@@ -136,29 +155,35 @@ fn min_code(ty: GgmlType, b: &[u8], i: usize) -> u8 {
     if ty == GgmlType::Q2_K { b[i] >> 4 } else { crate::kernels::scalar::k4_codes(&b[4..16], i).1 }
 }
 
+#[inline(always)]
 fn word(b: &[u8]) -> u32 {
     u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
 /// Low nibbles of 16 bytes, then their high nibbles.
+#[inline(always)]
 fn nibbles(b: &[u8]) -> [u32; 8] {
     std::array::from_fn(|j| (word(&b[4 * (j % 4)..]) >> (4 * (j / 4))) & 0x0f0f_0f0f)
 }
 
 /// Low or high nibbles of four bytes.
+#[inline(always)]
 fn nibble_plane(b: &[u8], high: usize, j: usize) -> u32 {
     (word(&b[4 * j..]) >> (4 * high)) & 0x0f0f_0f0f
 }
 
+#[inline(always)]
 fn two_bits(b: &[u8], g: usize, j: usize) -> u32 {
     (word(&b[32 * (g / 4) + 4 * j..]) >> (2 * (g % 4))) & 0x0303_0303
 }
 
+#[inline(always)]
 fn one_bit(b: &[u8], g: usize, j: usize) -> u32 {
     (word(&b[4 * j..]) >> g) & 0x0101_0101
 }
 
 /// Adds bit j of `bits` to quant j as its fifth.
+#[inline(always)]
 fn with_fifth(q: [u32; 8], bits: u32) -> [u32; 8] {
     std::array::from_fn(|j| {
         let four = bits >> (4 * j);
