@@ -23,8 +23,8 @@ macro_rules! dispatch {
             // SAFETY: `Dispatch` holds these levels only if detection found avx2, fma and f16c.
             Level::Avx2 | Level::AvxVnni => unsafe { avx2::$name($($arg),*) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if detection found the AVX-512 set with VNNI.
-            Level::Avx512 => unsafe { avx512::$name($($arg),*) },
+            // SAFETY: `Dispatch` holds these levels only if detection found the AVX-512 set with VNNI.
+            Level::Avx512 | Level::Amx => unsafe { avx512::$name($($arg),*) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: every AArch64 CPU has NEON.
             Level::Neon | Level::NeonDot | Level::NeonI8mm => unsafe { neon::$name($($arg),*) },
@@ -81,6 +81,9 @@ enum Level {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512, and AMX for quantised products of many tokens.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     #[cfg(target_arch = "aarch64")]
     Neon,
     #[cfg(target_arch = "aarch64")]
@@ -279,6 +282,9 @@ impl Dispatch {
                     && is_x86_feature_detected!("avx512vnni")
                 {
                     levels.push(Dispatch(Level::Avx512));
+                    if packed::amx::available() {
+                        levels.push(Dispatch(Level::Amx));
+                    }
                 }
             }
         }
@@ -305,7 +311,7 @@ impl Dispatch {
         levels.iter().copied().find(|d| d.name() == name).ok_or_else(missing)
     }
 
-    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or `i8mm`.
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `amx`, `neon`, `dotprod` or `i8mm`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Level::Scalar => "scalar",
@@ -315,6 +321,8 @@ impl Dispatch {
             Level::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Level::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -372,6 +380,9 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx512 => unsafe { packed::avx512::gemm_avx512(w, x, tokens, out, out_stride) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Amx => unsafe { packed::amx::gemm_amx(w, x, tokens, out, out_stride) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Level::Neon => unsafe { packed::neon::gemm_neon(w, x, tokens, out, out_stride) },
@@ -426,7 +437,7 @@ impl Dispatch {
             Level::Avx2 | Level::AvxVnni => unsafe { floats::avx2::gemm_floats(w, x, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512 => unsafe { floats::avx512::gemm_floats(w, x, out) },
+            Level::Avx512 | Level::Amx => unsafe { floats::avx512::gemm_floats(w, x, out) },
             _ => unreachable!("float weights are repacked for the vector levels of x86"),
         }
     }

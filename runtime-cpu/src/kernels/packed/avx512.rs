@@ -107,7 +107,7 @@ impl Isa for Avx512 {
 
 /// Columns `4 v..4 v + 4` of a group and those 16 columns on, for 16 rows, unsigned.
 #[inline(always)]
-unsafe fn quads<P: Packing>(q: *const u8, v: usize) -> [__m512i; 2] {
+pub(super) unsafe fn quads<P: Packing>(q: *const u8, v: usize) -> [__m512i; 2] {
     let l = P::LAYOUT;
     // SAFETY: the contract of `Isa`.
     unsafe {

@@ -15,6 +15,8 @@
 //! The weight is `scale * (q - offset) + min`, as in ggml's formats.
 
 #[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
