@@ -122,8 +122,8 @@ typedef struct ecokv_engine_params_t {
   const void *mmproj_data;
   // Bytes.
   size_t mmproj_size;
-  // Instruction set of the model's kernels, ending in NUL: `scalar`, `avx2`, `avxvnni`, `avx512`, `neon`, `dotprod` or
-  // `i8mm`; null means the best of this CPU.
+  // Instruction set of the model's kernels, ending in NUL: `scalar`, `avx2`, `avxvnni`, `avx512`, `amx`, `neon`,
+  // `dotprod` or `i8mm`; null means the best of this CPU.
   const char *dispatch;
   // Most positions that an image may take in a prompt, the text around it not counted; 0 means no limit. Of this limit
   // and the next two, the largest size within them is used; an image that has none is refused (`ECOKV_IMAGE`).

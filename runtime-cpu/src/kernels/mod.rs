@@ -37,6 +37,8 @@ mod floats;
 mod generic;
 mod packed;
 mod scalar;
+// Levels of x86 alone have tiles.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports, unused_variables))]
 mod tiles;
 
 #[cfg(target_arch = "x86_64")]

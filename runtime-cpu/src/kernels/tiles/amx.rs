@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{ROWS, TILE_TOKENS, TileRows};
+use crate::kernels::GROUP;
 use crate::kernels::packed::avx512::{Avx512, quads};
 use crate::kernels::packed::{Header, Line, PackedRows, Packing, with_packing};
-use crate::kernels::GROUP;
 
 /// Bytes of a tile.
 const TILE: usize = 1024;
@@ -139,10 +139,7 @@ unsafe fn columns(q: __m512i, (scale, min): (__m512, __m512), to: *mut Line) {
             let even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), scale, min);
             let odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), scale, min);
             let high = [rounded(even), rounded(odd)];
-            let low = [
-                rounded(_mm512_sub_ps(even, as_float(high[0]))),
-                rounded(_mm512_sub_ps(odd, as_float(high[1]))),
-            ];
+            let low = [rounded(_mm512_sub_ps(even, as_float(high[0]))), rounded(_mm512_sub_ps(odd, as_float(high[1])))];
             for (plane, [even, odd]) in [high, low].into_iter().enumerate() {
                 // Bits of `odd` where `upper` is set, else of `even`, moved down.
                 let pair = _mm512_ternarylogic_epi32::<0xca>(upper, odd, _mm512_srli_epi32::<16>(even));
@@ -208,7 +205,14 @@ unsafe fn configure() {
 
 /// Two tiles of tokens by two of rows: `out` is `[32][stride]`. Products of high with low numbers come first.
 #[inline(always)]
-unsafe fn multiply(two_planes: bool, x: [*const u8; 2], w: [*const u8; 2], groups: usize, out: *mut f32, stride: usize) {
+unsafe fn multiply(
+    two_planes: bool,
+    x: [*const u8; 2],
+    w: [*const u8; 2],
+    groups: usize,
+    out: *mut f32,
+    stride: usize,
+) {
     /// The loop over groups with its body.
     macro_rules! kernel {
         ($step:literal, $($body:literal),*) => {
