@@ -8,7 +8,8 @@
 //! (two scales and mins where the format has sub-blocks of 16); activations have one float scale per 32 and either 8
 //! bits per value or 15, the latter as two planes of 8-bit numbers (`128 q + low`) that take the same instructions.
 //! Weights are repacked into *panels* of 16 rows, a vector lane for each row (`packed/`): all at once when they are
-//! loaded, or a panel at a time for matrix products with weights that stay in the file.
+//! loaded, or a panel at a time for matrix products with weights that stay in the file. Products of many tokens on AMX
+//! leave this scheme: their weights and activations are sums of two bf16 numbers (`tiles/`).
 
 // Lanes, rows and blocks of several buffers are indexed side by side.
 #![allow(clippy::needless_range_loop)]

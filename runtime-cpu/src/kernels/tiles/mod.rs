@@ -48,11 +48,6 @@ pub enum TileWeights<'a> {
 type Converted = Vec<Line>;
 
 impl TileRows {
-    /// Vectors.
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
     fn tile_lines(&self) -> usize {
         self.n_cols / GROUP * self.planes * TILE_TOKENS
     }
@@ -91,7 +86,7 @@ impl Dispatch {
         });
     }
 
-    /// `out[t][r] = w[r] . x[t]`; `out` is `[n][n_rows]`.
+    /// `out[t][r] = w[r] . x[t]`; `out` is `[n][n_rows]`. Within 2e-5 of the norms' product with two planes, 5e-3 with one.
     ///
     /// # Panics
     /// Unless the level [has tiles](Self::has_tiles) and the shapes agree.
