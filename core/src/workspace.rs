@@ -33,6 +33,9 @@ pub(crate) const fn columns_len(head_dim: usize) -> Option<usize> {
     }
 }
 
+/// The parts begin at multiples of so many elements: cache lines, for processors whose vectors are as long.
+const ALIGN: usize = if cfg!(target_arch = "x86_64") { 16 } else { 1 };
+
 impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
     pub const fn workspace_len(&self, shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
@@ -86,12 +89,17 @@ impl<'a> Parts<'a> {
         let lens = Self::lens(p, shape, rows).ok_or(Error::Overflow("workspace"))?;
         let short = |what, need, got| Error::WorkspaceTooSmall { what, need, got };
         let got = w.f32s.len();
-        let mut rest = w.f32s;
+        if got < lens.f32s {
+            return Err(short("f32s", lens.f32s, got));
+        }
+        let skip = if ALIGN > 1 { w.f32s.as_ptr().align_offset(ALIGN * size_of::<f32>()).min(ALIGN - 1) } else { 0 };
+        let mut rest = w.f32s.get_mut(skip..).unwrap_or_default();
         let mut take = |n: usize| -> Result<&'a mut [f32], Error> {
             let all = core::mem::take(&mut rest);
-            let (head, tail) = all.split_at_mut_checked(n).ok_or(short("f32s", lens.f32s, got))?;
+            let whole = n.div_ceil(ALIGN).saturating_mul(ALIGN);
+            let (head, tail) = all.split_at_mut_checked(whole).ok_or(short("f32s", lens.f32s, got))?;
             rest = tail;
-            Ok(head)
+            Ok(head.get_mut(..n).unwrap_or_default())
         };
         let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
         let matrix = take(lens.matrix)?;
@@ -153,12 +161,13 @@ impl<'a> Parts<'a> {
         }) else {
             return None;
         };
-        let mut f32s = rows;
+        let mut f32s = ALIGN.saturating_sub(1);
         let mut i = 0;
-        let parts = [signal, temp, tile, matrix, vector, vector, window];
+        let parts = [rows, signal, temp, tile, matrix, vector, vector, window];
         while i < parts.len() {
             #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
             let part = parts[i];
+            let Some(part) = part.checked_next_multiple_of(ALIGN) else { return None };
             f32s = match f32s.checked_add(part) {
                 Some(sum) => sum,
                 None => return None,
