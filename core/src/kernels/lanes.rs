@@ -188,8 +188,15 @@ pub fn sq_dists<L: Lanes, E: Element>(l: L, c: &[f32], rows: &[E], out: &mut [f3
 }
 
 #[inline(always)]
-pub fn gather<L: Lanes, E: Element>(l: L, rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
-    for_head_dim!(mean.len().max(1), gather_of(l, rows, norms, mean, direction));
+pub fn gather<L: Lanes, E: Element>(
+    l: L,
+    rows: &[E],
+    norms: &mut [f32],
+    mean: &mut [f32],
+    direction: &mut [f32],
+    ahead: Ahead,
+) {
+    for_head_dim!(mean.len().max(1), gather_of(l, rows, norms, mean, direction, ahead));
 }
 
 #[inline(always)]
@@ -200,13 +207,16 @@ fn gather_of<L: Lanes, E: Element>(
     norms: &mut [f32],
     mean: &mut [f32],
     direction: &mut [f32],
+    mut ahead: Ahead,
 ) {
     let (mean, direction) = (mean.get_mut(..d).unwrap_or_default(), direction.get_mut(..d).unwrap_or_default());
     let n = norms.len().min(LANES);
+    prefetch(l, ahead.take(ahead.share(2)));
     let lengths = l.sqrt(squares(l, rows, d));
     let mut inverse = [0.0; LANES];
     l.store(ratio(l, l.splat(1.0), lengths), &mut inverse);
     put(l, lengths, n, norms);
+    prefetch(l, ahead);
     let inverse = inverse.get(..n).unwrap_or_default();
     let mut from = 0usize;
     // Eight sums in flight, or four.
@@ -224,6 +234,7 @@ fn gather_of<L: Lanes, E: Element>(
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub fn compare<L: Lanes, E: Element>(
     l: L,
     direction: &[f32],
@@ -232,8 +243,9 @@ pub fn compare<L: Lanes, E: Element>(
     rows: &[E],
     cosines: &mut [f32],
     distances: &mut [f32],
+    ahead: Ahead,
 ) {
-    for_head_dim!(mean.len().max(1), compare_of(l, direction, length, mean, rows, cosines, distances));
+    for_head_dim!(mean.len().max(1), compare_of(l, direction, length, mean, rows, cosines, distances, ahead));
 }
 
 #[inline(always)]
@@ -247,12 +259,15 @@ fn compare_of<L: Lanes, E: Element>(
     rows: &[E],
     cosines: &mut [f32],
     distances: &mut [f32],
+    mut ahead: Ahead,
 ) {
     let (mean, direction) = (mean.get(..d).unwrap_or_default(), direction.get(..d).unwrap_or_default());
     let tiles = rows.chunks(d.saturating_mul(LANES));
     for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
         let [low, high] = eights(rows, d);
+        prefetch(l, ahead.take(ahead.share(2)));
         let low = products_and_differences(l, low, direction, mean);
+        prefetch(l, ahead.take(usize::MAX));
         let (dots, squares) = l.halves(low, products_and_differences(l, high, direction, mean));
         let n = cosines.len().min(distances.len());
         let norms = load_some(l, distances);
