@@ -2,6 +2,7 @@
 //! by addition. Padding a last vector with zeros can turn a lane of -0 into +0, which no sum shows: all end in adding +0.
 
 use core::f32::consts::LOG2_E;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use half::{bf16, f16};
 
@@ -62,15 +63,15 @@ pub trait Lanes: Copy {
     fn widen_i8(self, x: &[i8; LANES]) -> Self::V;
 }
 
-/// Calls a function with a `head_dim`, again for those that models mostly have: there the compiler knows how many vectors a
-/// row is.
+/// Calls a function with a `head_dim`, and whether the rows are whole blocks of 16. Where they are, and the `head_dim` is
+/// what models mostly have, the compiler knows where in a block every vector is.
 macro_rules! for_head_dim {
-    ($d:expr, $f:ident($($arg:expr),*)) => {
-        match $d {
-            64 => $f(64, $($arg),*),
-            80 => $f(80, $($arg),*),
-            128 => $f(128, $($arg),*),
-            d => $f(d, $($arg),*),
+    ($d:expr, $rows:expr, $f:ident($($arg:expr),*)) => {
+        match ($d, $rows.len()) {
+            (64, n) if n.is_multiple_of(64 * LANES) => $f(64, true, $($arg),*),
+            (80, n) if n.is_multiple_of(80 * LANES) => $f(80, true, $($arg),*),
+            (128, n) if n.is_multiple_of(128 * LANES) => $f(128, true, $($arg),*),
+            (d, _) => $f(d, false, $($arg),*),
         }
     };
 }
@@ -102,14 +103,14 @@ pub fn dots<L: Lanes, E: Element>(l: L, q: &[f32], head_dim: usize, rows: &[E], 
 /// sums made of it.
 #[inline(always)]
 pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) {
-    for_head_dim!(head_dim.max(1), turn_of(l, rows, columns));
+    for_head_dim!(head_dim.max(1), rows, turn_of(l, rows, columns));
 }
 
 #[inline(always)]
-fn turn_of<L: Lanes>(d: usize, l: L, rows: &[f32], columns: &mut [f32]) {
+fn turn_of<L: Lanes>(d: usize, whole: bool, l: L, rows: &[f32], columns: &mut [f32]) {
     let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0.as_chunks_mut::<LANES>().0;
     for (half, rows) in rows.chunks(d.saturating_mul(LANES)).take(COLUMN_ROWS / LANES).enumerate() {
-        let whole = rows.len() == d.saturating_mul(LANES);
+        let whole = whole || rows.len() == d.saturating_mul(LANES);
         let mut from = 0usize;
         for columns in columns.iter_mut() {
             let turned = if whole && from.saturating_add(LANES) <= d {
@@ -196,12 +197,13 @@ pub fn gather<L: Lanes, E: Element>(
     direction: &mut [f32],
     ahead: Ahead,
 ) {
-    for_head_dim!(mean.len().max(1), gather_of(l, rows, norms, mean, direction, ahead));
+    for_head_dim!(mean.len().max(1), rows, gather_of(l, rows, norms, mean, direction, ahead));
 }
 
 #[inline(always)]
 fn gather_of<L: Lanes, E: Element>(
     d: usize,
+    whole: bool,
     l: L,
     rows: &[E],
     norms: &mut [f32],
@@ -209,10 +211,14 @@ fn gather_of<L: Lanes, E: Element>(
     direction: &mut [f32],
     mut ahead: Ahead,
 ) {
-    let (mean, direction) = (mean.get_mut(..d).unwrap_or_default(), direction.get_mut(..d).unwrap_or_default());
+    let (Some(mean), Some(direction), Some(blocks)) =
+        (mean.get_mut(..d), direction.get_mut(..d), eights(rows, d, whole))
+    else {
+        return;
+    };
     let n = norms.len().min(LANES);
     prefetch(l, ahead.take(ahead.share(2)));
-    let lengths = l.sqrt(squares(l, rows, d));
+    let lengths = l.sqrt(squares(l, blocks));
     let mut inverse = [0.0; LANES];
     l.store(ratio(l, l.splat(1.0), lengths), &mut inverse);
     put(l, lengths, n, norms);
@@ -245,13 +251,14 @@ pub fn compare<L: Lanes, E: Element>(
     distances: &mut [f32],
     ahead: Ahead,
 ) {
-    for_head_dim!(mean.len().max(1), compare_of(l, direction, length, mean, rows, cosines, distances, ahead));
+    for_head_dim!(mean.len().max(1), rows, compare_of(l, direction, length, mean, rows, cosines, distances, ahead));
 }
 
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 fn compare_of<L: Lanes, E: Element>(
     d: usize,
+    whole: bool,
     l: L,
     direction: &[f32],
     length: f32,
@@ -261,16 +268,16 @@ fn compare_of<L: Lanes, E: Element>(
     distances: &mut [f32],
     mut ahead: Ahead,
 ) {
-    let (mean, direction) = (mean.get(..d).unwrap_or_default(), direction.get(..d).unwrap_or_default());
+    let (Some(mean), Some(direction)) = (mean.get(..d), direction.get(..d)) else { return };
     let tiles = rows.chunks(d.saturating_mul(LANES));
     for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
-        let [low, high] = eights(rows, d);
+        let norms = load_some(l, distances);
+        let Some([low, high]) = eights(rows, d, whole) else { return };
         prefetch(l, ahead.take(ahead.share(2)));
         let low = products_and_differences(l, low, direction, mean);
         prefetch(l, ahead.take(usize::MAX));
         let (dots, squares) = l.halves(low, products_and_differences(l, high, direction, mean));
         let n = cosines.len().min(distances.len());
-        let norms = load_some(l, distances);
         let cosine = ratio(l, dots, l.mul(norms, l.splat(length)));
         put(l, l.mul(cosine, l.splat(-1.0)), n, cosines);
         put(l, l.sqrt(squares), n, distances);
@@ -475,10 +482,9 @@ fn accumulate<L: Lanes, A: Element, C: Element>(l: L, term: impl Term, a: [&[A];
     [s0, s1, s2, s3]
 }
 
-/// The squared lengths of up to 16 rows.
+/// The squared lengths of 16 rows.
 #[inline(always)]
-fn squares<L: Lanes, E: Element>(l: L, rows: &[E], d: usize) -> L::V {
-    let [low, high] = eights(rows, d);
+fn squares<L: Lanes, E: Element>(l: L, [low, high]: [[&[E]; 8]; 2]) -> L::V {
     let [a0, a1, a2, a3, a4, a5, a6, a7] = eight_squares(l, low);
     let [b0, b1, b2, b3, b4, b5, b6, b7] = eight_squares(l, high);
     l.fold16([a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7])
@@ -498,6 +504,7 @@ fn eight_squares<L: Lanes, E: Element>(l: L, rows: [&[E]; 8]) -> [L::V; 8] {
     let whole = a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(a4.0).zip(a5.0).zip(a6.0).zip(a7.0);
     for (((((((a0, a1), a2), a3), a4), a5), a6), a7) in whole {
         step!(Element::load, a0, s0; a1, s1; a2, s2; a3, s3; a4, s4; a5, s5; a6, s6; a7, s7);
+        compiler_fence(Ordering::SeqCst);
     }
     if !a0.1.is_empty() {
         step!(load_some, a0.1, s0; a1.1, s1; a2.1, s2; a3.1, s3; a4.1, s4; a5.1, s5; a6.1, s6; a7.1, s7);
@@ -528,6 +535,7 @@ fn products_and_differences<L: Lanes, E: Element>(l: L, rows: [&[E]; 8], directi
     for (((((((((a0, a1), a2), a3), a4), a5), a6), a7), u), m) in whole {
         step!(Element::load, u, m,
             a0, p0, s0; a1, p1, s1; a2, p2, s2; a3, p3, s3; a4, p4, s4; a5, p5, s5; a6, p6, s6; a7, p7, s7);
+        compiler_fence(Ordering::SeqCst);
     }
     if !u.1.is_empty() {
         step!(load_some, u.1, m.1, a0.1, p0, s0; a1.1, p1, s1; a2.1, p2, s2; a3.1, p3, s3;
@@ -536,10 +544,16 @@ fn products_and_differences<L: Lanes, E: Element>(l: L, rows: [&[E]; 8], directi
     l.fold16([p0, p1, p2, p3, p4, p5, p6, p7, s0, s1, s2, s3, s4, s5, s6, s7])
 }
 
-/// Up to 16 rows in two blocks; the first row stands for those missing.
+/// Up to 16 rows in two blocks; the first row stands for those missing, and nothing for that.
 #[inline(always)]
-fn eights<E>(rows: &[E], d: usize) -> [[&[E]; 8]; 2] {
-    let first = rows.get(..d).unwrap_or_default();
+fn eights<E>(rows: &[E], d: usize, whole: bool) -> Option<[[&[E]; 8]; 2]> {
+    if whole {
+        let rows = rows.get(..d.saturating_mul(LANES))?;
+        let row = |i: usize| part(rows, i, d);
+        let low = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
+        return Some([low, [row(8), row(9), row(10), row(11), row(12), row(13), row(14), row(15)]]);
+    }
+    let first = rows.get(..d)?;
     let mut rest = rows;
     // Not `chunks_exact`, which divides.
     let mut next = || match rest.split_at_checked(d) {
@@ -550,7 +564,13 @@ fn eights<E>(rows: &[E], d: usize) -> [[&[E]; 8]; 2] {
         None => first,
     };
     let low = [next(), next(), next(), next(), next(), next(), next(), next()];
-    [low, [next(), next(), next(), next(), next(), next(), next(), next()]]
+    Some([low, [next(), next(), next(), next(), next(), next(), next(), next()]])
+}
+
+#[inline(always)]
+fn part<E>(rows: &[E], i: usize, d: usize) -> &[E] {
+    let from = i.saturating_mul(d);
+    rows.get(from..from.saturating_add(d)).unwrap_or_default()
 }
 
 /// For `K` vectors of columns from `from` on: `mean += sum_i rows[i]`, `direction += sum_i w[i] rows[i]`, the sums first.
