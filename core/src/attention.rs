@@ -2,7 +2,7 @@
 
 use crate::axes::{Attention, Edge, Pool, Queries};
 use crate::evict::Job;
-use crate::kernels::{Ahead, COLUMN_ROWS, Tile};
+use crate::kernels::{Ahead, COLUMN_ROWS, TILE_ROWS, Tile};
 use crate::math::{copy, float, ratio};
 use crate::shape::Head;
 use crate::workspace::Parts;
@@ -83,7 +83,7 @@ impl<'a> Middle<'a> {
         Self { norms, mean, direction }
     }
 
-    /// Adds `n` rows, the `i`-th of the head and those after it, `i` being that of a tile.
+    /// Adds consecutive rows, the `i`-th of the head and those after it; a tile at a time.
     pub fn add(&mut self, i: usize, rows: Tile<'_>, n: usize, ahead: Ahead) {
         let norms = self.norms.get_mut(i..i.saturating_add(n)).unwrap_or_default();
         rows.gather(norms, self.mean, self.direction, ahead);
@@ -153,8 +153,12 @@ pub(crate) fn summed(
             let take = rows.len().checked_div(d).unwrap_or(0);
             let mut ahead = ahead;
             if let Some(middle) = &mut middle {
-                let share = ahead.share(2);
-                middle.add(i, Tile::F32(job.d, rows), take, ahead.take(share));
+                let share = ahead.share(4);
+                let tiles = rows.chunks(d.saturating_mul(TILE_ROWS).max(1));
+                for (i, rows) in (i..).step_by(TILE_ROWS).zip(tiles) {
+                    let n = rows.len().checked_div(d).unwrap_or(0);
+                    middle.add(i, Tile::F32(job.d, rows), n, ahead.take(share));
+                }
             }
             kernels::turn(job.d, rows, d, columns);
             let share = ahead.share(block.parts().count());

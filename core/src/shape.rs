@@ -261,24 +261,14 @@ impl<'a> Rows<'a> {
         scratch: &mut [f32],
         mut f: impl FnMut(usize, usize, Tile<'_>, Ahead),
     ) {
-        // Rows that are read where they are may be several tiles at once.
-        let step = if self.direct(d) { 4 * TILE_ROWS } else { TILE_ROWS };
         let mut i = 0;
         while i < n {
-            let take = step.min(n.saturating_sub(i));
+            let take = TILE_ROWS.min(n.saturating_sub(i));
             let first = head.start.saturating_add(i);
             let next = n.saturating_sub(i).saturating_sub(take).min(take);
             let ahead = self.ahead(head_dim, first.saturating_add(take), next);
             f(i, take, self.tile(d, head_dim, first, take, scratch), ahead);
             i = i.saturating_add(take);
-        }
-    }
-
-    fn direct(&self, d: Dispatch) -> bool {
-        match self {
-            Self::F32(_) => true,
-            Self::F16(_) | Self::BF16(_) => d.native().is_some(),
-            Self::Q8_0(_) => false,
         }
     }
 

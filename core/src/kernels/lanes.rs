@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::fused::mul_add;
 use super::scalar::{self, LANES, exp_of};
-use super::{Ahead, COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES, TILE_ROWS};
+use super::{Ahead, COLUMN_ROWS, Element, Q8_0, Q8_0_BYTES};
 
 /// The vector operations of an instruction set. A value proves that this CPU has it.
 pub trait Lanes: Copy {
@@ -211,37 +211,32 @@ fn gather_of<L: Lanes, E: Element>(
     direction: &mut [f32],
     mut ahead: Ahead,
 ) {
-    let (Some(mean), Some(direction)) = (mean.get_mut(..d), direction.get_mut(..d)) else { return };
-    // The lengths of two tiles before the sums of either, which hide how long roots and quotients take.
-    let tile = d.saturating_mul(TILE_ROWS);
-    let share = ahead.share(rows.len().div_ceil(tile));
-    for (norms, rows) in norms.chunks_mut(2 * TILE_ROWS).zip(rows.chunks(tile.saturating_mul(2))) {
-        let mut inverse = [0.0; 2 * TILE_ROWS];
-        let tiles = norms.chunks_mut(TILE_ROWS).zip(inverse.as_chunks_mut().0).zip(rows.chunks(tile));
-        for ((norms, inverse), rows) in tiles {
-            let Some(blocks) = eights(rows, d, whole) else { return };
-            prefetch(l, ahead.take(share));
-            let lengths = l.sqrt(squares(l, blocks));
-            l.store(ratio(l, l.splat(1.0), lengths), inverse);
-            put(l, lengths, norms.len(), norms);
-        }
-        let inverse = inverse.get(..norms.len()).unwrap_or_default();
-        for (inverse, rows) in inverse.chunks(TILE_ROWS).zip(rows.chunks(tile)) {
-            let mut from = 0usize;
-            // Eight sums in flight, or four.
-            while from.saturating_add(4 * LANES) <= d {
-                add_sums::<L, E, 4>(l, inverse, rows, from, mean, direction);
-                from = from.saturating_add(4 * LANES);
-            }
-            while from.saturating_add(2 * LANES) <= d {
-                add_sums::<L, E, 2>(l, inverse, rows, from, mean, direction);
-                from = from.saturating_add(2 * LANES);
-            }
-            let ones = [1.0; TILE_ROWS];
-            add_columns(l, ones.get(..inverse.len()).unwrap_or_default(), rows, from, mean);
-            add_columns(l, inverse, rows, from, direction);
-        }
+    let (Some(mean), Some(direction), Some(blocks)) =
+        (mean.get_mut(..d), direction.get_mut(..d), eights(rows, d, whole))
+    else {
+        return;
+    };
+    let n = norms.len().min(LANES);
+    prefetch(l, ahead.take(ahead.share(2)));
+    let lengths = l.sqrt(squares(l, blocks));
+    let mut inverse = [0.0; LANES];
+    l.store(ratio(l, l.splat(1.0), lengths), &mut inverse);
+    put(l, lengths, n, norms);
+    prefetch(l, ahead);
+    let inverse = inverse.get(..n).unwrap_or_default();
+    let mut from = 0usize;
+    // Eight sums in flight, or four.
+    while from.saturating_add(4 * LANES) <= d {
+        add_sums::<L, E, 4>(l, inverse, rows, from, mean, direction);
+        from = from.saturating_add(4 * LANES);
     }
+    while from.saturating_add(2 * LANES) <= d {
+        add_sums::<L, E, 2>(l, inverse, rows, from, mean, direction);
+        from = from.saturating_add(2 * LANES);
+    }
+    let ones = [1.0; LANES];
+    add_columns(l, ones.get(..n).unwrap_or_default(), rows, from, mean);
+    add_columns(l, inverse, rows, from, direction);
 }
 
 #[inline(always)]
@@ -275,13 +270,12 @@ fn compare_of<L: Lanes, E: Element>(
 ) {
     let (Some(mean), Some(direction)) = (mean.get(..d), direction.get(..d)) else { return };
     let tiles = rows.chunks(d.saturating_mul(LANES));
-    let share = ahead.share(rows.len().div_ceil(d.saturating_mul(LANES / 2)));
     for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
         let norms = load_some(l, distances);
         let Some([low, high]) = eights(rows, d, whole) else { return };
-        prefetch(l, ahead.take(share));
+        prefetch(l, ahead.take(ahead.share(2)));
         let low = products_and_differences(l, low, direction, mean);
-        prefetch(l, ahead.take(share));
+        prefetch(l, ahead.take(usize::MAX));
         let (dots, squares) = l.halves(low, products_and_differences(l, high, direction, mean));
         let n = cosines.len().min(distances.len());
         let cosine = ratio(l, dots, l.mul(norms, l.splat(length)));

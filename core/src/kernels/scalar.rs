@@ -7,7 +7,7 @@ use core::f32::consts::LOG2_E;
 use half::{bf16, f16};
 
 use super::fused::mul_add;
-use super::{Ahead, Q8_0, Q8_0_BYTES, TILE_ROWS};
+use super::{Ahead, Q8_0, Q8_0_BYTES};
 
 pub const LANES: usize = 16;
 
@@ -60,17 +60,14 @@ pub fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]) {
 }
 
 pub fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32], _: Ahead) {
-    let tile = mean.len().max(1).saturating_mul(TILE_ROWS);
-    for (norms, rows) in norms.chunks_mut(TILE_ROWS).zip(rows.chunks(tile)) {
-        sq_norms(rows, mean.len(), norms);
-        let (ones, mut inverse) = ([1.0; TILE_ROWS], [0.0; TILE_ROWS]);
-        for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
-            *norm = sqrt(*norm);
-            *inverse = ratio(1.0, *norm);
-        }
-        add_rows(ones.get(..norms.len()).unwrap_or(&ones), rows, mean);
-        add_rows(inverse.get(..norms.len()).unwrap_or(&inverse), rows, direction);
+    sq_norms(rows, mean.len(), norms);
+    let (ones, mut inverse) = ([1.0; LANES], [0.0; LANES]);
+    for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
+        *norm = sqrt(*norm);
+        *inverse = ratio(1.0, *norm);
     }
+    add_rows(ones.get(..norms.len()).unwrap_or(&ones), rows, mean);
+    add_rows(inverse.get(..norms.len()).unwrap_or(&inverse), rows, direction);
 }
 
 pub fn compare(
