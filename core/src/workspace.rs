@@ -97,7 +97,8 @@ impl<'a> Parts<'a> {
         if got < lens.f32s {
             return Err(short("f32s", lens.f32s, got));
         }
-        let skip = if ALIGN > 1 { w.f32s.as_ptr().align_offset(ALIGN * size_of::<f32>()).min(ALIGN - 1) } else { 0 };
+        const LINE: usize = size_of::<[f32; ALIGN]>();
+        let skip = if ALIGN > 1 { w.f32s.as_ptr().align_offset(LINE).min(ALIGN - 1) } else { 0 };
         let mut rest = w.f32s.get_mut(skip..).unwrap_or_default();
         let mut take = |n: usize| -> Result<&'a mut [f32], Error> {
             let all = core::mem::take(&mut rest);

@@ -223,8 +223,9 @@ unsafe fn interleave(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] 
 unsafe fn four_columns(x: *const f32, row: usize) -> [__m512; 4] {
     // SAFETY: called where avx512f was detected; four floats are readable at the start of each row.
     unsafe {
-        let (a, b, c, d) = (x, x.add(row), x.add(2 * row), x.add(3 * row));
-        interleave(quarters(a, 4 * row), quarters(b, 4 * row), quarters(c, 4 * row), quarters(d, 4 * row))
+        let (a, b, c, d) = (x, x.add(row), x.add(row).add(row), x.add(row).add(row).add(row));
+        let step = row.wrapping_mul(4);
+        interleave(quarters(a, step), quarters(b, step), quarters(c, step), quarters(d, step))
     }
 }
 
@@ -235,7 +236,7 @@ unsafe fn quarters(x: *const f32, step: usize) -> __m512 {
     unsafe {
         let v = _mm512_castps128_ps512(_mm_loadu_ps(x));
         let v = _mm512_insertf32x4::<1>(v, _mm_loadu_ps(x.add(step)));
-        let v = _mm512_insertf32x4::<2>(v, _mm_loadu_ps(x.add(2 * step)));
-        _mm512_insertf32x4::<3>(v, _mm_loadu_ps(x.add(3 * step)))
+        let v = _mm512_insertf32x4::<2>(v, _mm_loadu_ps(x.add(step).add(step)));
+        _mm512_insertf32x4::<3>(v, _mm_loadu_ps(x.add(step).add(step).add(step)))
     }
 }

@@ -16,6 +16,8 @@ pub trait Lanes: Copy {
     type V: Copy;
     /// Whether the registers hold the sums of eight queries with [`COLUMN_ROWS`] rows, not only of four with half of them.
     const ROOMY: bool = false;
+    /// Whether the kernels of rows are worth repeating for the common widths.
+    const REPEATED: bool = true;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, out: &mut [f32; LANES]);
@@ -68,6 +70,7 @@ pub trait Lanes: Copy {
 macro_rules! for_head_dim {
     ($d:expr, $rows:expr, $f:ident($($arg:expr),*)) => {
         match ($d, $rows.len()) {
+            (d, _) if !L::REPEATED => $f(d, false, $($arg),*),
             (64, n) if n.is_multiple_of(64 * LANES) => $f(64, true, $($arg),*),
             (80, n) if n.is_multiple_of(80 * LANES) => $f(80, true, $($arg),*),
             (128, n) if n.is_multiple_of(128 * LANES) => $f(128, true, $($arg),*),
@@ -201,6 +204,7 @@ pub fn gather<L: Lanes, E: Element>(
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn gather_of<L: Lanes, E: Element>(
     d: usize,
     whole: bool,
@@ -269,8 +273,10 @@ fn compare_of<L: Lanes, E: Element>(
     mut ahead: Ahead,
 ) {
     let (Some(mean), Some(direction)) = (mean.get(..d), direction.get(..d)) else { return };
-    let tiles = rows.chunks(d.saturating_mul(LANES));
-    for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
+    let mut rest = rows;
+    for (cosines, distances) in cosines.chunks_mut(LANES).zip(distances.chunks_mut(LANES)) {
+        let (rows, after) = rest.split_at_checked(d.saturating_mul(LANES)).unwrap_or((rest, &[]));
+        rest = after;
         let norms = load_some(l, distances);
         let Some([low, high]) = eights(rows, d, whole) else { return };
         prefetch(l, ahead.take(ahead.share(2)));

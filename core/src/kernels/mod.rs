@@ -193,7 +193,7 @@ macro_rules! for_each_kernel {
             /// `out[i] = ||rows[i] - c||^2`; rows `[out.len()][c.len()]`.
             fn sq_dists[E](c: &[f32], rows: &[E], out: &mut [f32]);
             /// `norms[i] = ||rows[i]||`, and their sums `mean += sum_i rows[i]`, `direction += sum_i rows[i] / norms[i]`, a
-            /// zero row having no direction; rows `[norms.len()][mean.len()]`, at most [`TILE_ROWS`] of them. `ahead` is
+            /// zero row having no direction; rows `[norms.len()][mean.len()]`, 1 to [`TILE_ROWS`] of them. `ahead` is
             /// fetched meanwhile.
             fn gather[E](rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32], ahead: Ahead);
             /// `cosines[i] = -direction . rows[i] / (length distances[i])`, 0 where that divides by 0, `distances` holding

@@ -34,6 +34,7 @@ impl Portable {
 
 impl Lanes for Portable {
     type V = [f32x4; 4];
+    const REPEATED: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {

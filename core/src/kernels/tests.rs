@@ -159,7 +159,7 @@ fn on_rows(rows: Tile<'_>, wide: &[f32], d: usize, n: usize, queries: usize, b: 
     add_rows(level, &b[d..][..n], wide, &mut y);
     let (mut lengths, mut cosines) = (vec![7.0; n], vec![7.0; n]);
     let (mut mean, mut direction) = (b[..d].to_vec(), b[d..][..d].to_vec());
-    if n <= TILE_ROWS {
+    if (1..=TILE_ROWS).contains(&n) {
         rows.gather(&mut lengths, &mut mean, &mut direction, Ahead::of(wide));
     }
     let mut far = lengths.clone();
