@@ -61,11 +61,20 @@ fn all_levels(c: &mut Criterion, x: &Data) {
         let (mut norms, mut mean, mut direction) = (vec![1.0; n], vec![0.0; d], vec![0.0; d]);
         kernel("gather", &mut || {
             for (norms, rows) in norms.chunks_mut(TILE_ROWS).zip(x.rows.chunks(TILE_ROWS * d)) {
-                kernels::gather(level, black_box(rows), norms, &mut mean, &mut direction);
+                kernels::gather(level, black_box(rows), norms, &mut mean, &mut direction, Ahead::of(rows));
             }
         });
         kernel("compare", &mut || {
-            kernels::compare(level, black_box(query), 1.0, &x.queries[d..2 * d], &x.rows, &mut out[..n], &mut norms);
+            kernels::compare(
+                level,
+                black_box(query),
+                1.0,
+                &x.queries[d..2 * d],
+                &x.rows,
+                &mut out[..n],
+                &mut norms,
+                Ahead::of::<f32>(&[]),
+            );
         });
         kernel("add_rows", &mut || {
             for (w, rows) in weights.chunks(TILE_ROWS).zip(x.rows.chunks(TILE_ROWS * d)) {

@@ -2,7 +2,7 @@
 
 use crate::axes::{Attention, Edge, Pool, Queries};
 use crate::evict::Job;
-use crate::kernels::COLUMN_ROWS;
+use crate::kernels::{Ahead, COLUMN_ROWS, TILE_ROWS, Tile};
 use crate::math::{copy, float, ratio};
 use crate::shape::Head;
 use crate::workspace::Parts;
@@ -15,7 +15,9 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_
         Queries::Last(w) => {
             let from = head.start.saturating_mul(job.policy.tile_queries());
             let window = parts.window.get_mut(from..).unwrap_or_default();
-            received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, window, raw);
+            let norms = head.of_mut(parts.norms);
+            let middle = if norms.is_empty() { None } else { Some(Middle::new(norms, parts.mean, parts.direction)) };
+            received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, window, middle, raw);
         }
         Queries::Peak(w) => peaks(job, head, w as usize, parts.temp, parts.tile, raw),
         Queries::All { per_visible } => sums(job, head, per_visible, raw),
@@ -67,6 +69,27 @@ fn sums(job: &Job<'_>, head: Head, per_visible: bool, out: &mut [f32]) {
     }
 }
 
+/// Of the keys of a head: lengths, and the sums that [`geometry`](crate::geometry) starts from.
+pub(crate) struct Middle<'a> {
+    norms: &'a mut [f32],
+    mean: &'a mut [f32],
+    direction: &'a mut [f32],
+}
+
+impl<'a> Middle<'a> {
+    pub fn new(norms: &'a mut [f32], mean: &'a mut [f32], direction: &'a mut [f32]) -> Self {
+        mean.fill(0.0);
+        direction.fill(0.0);
+        Self { norms, mean, direction }
+    }
+
+    /// Adds consecutive rows, the `i`-th of the head and those after it; a tile at a time.
+    pub fn add(&mut self, i: usize, rows: Tile<'_>, n: usize, ahead: Ahead) {
+        let norms = self.norms.get_mut(i..i.saturating_add(n)).unwrap_or_default();
+        rows.gather(norms, self.mean, self.direction, ahead);
+    }
+}
+
 /// Mean of [`summed`] over the queries that can see the entry and over all query heads of the group.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn received(
@@ -77,9 +100,10 @@ pub(crate) fn received(
     tile: &mut [f32],
     columns: &mut [f32],
     each: &mut [f32],
+    middle: Option<Middle<'_>>,
     out: &mut [f32],
 ) {
-    summed(job, head, window, temp, tile, columns, each, out);
+    summed(job, head, window, temp, tile, columns, each, middle, out);
     let w = window.min(job.view.observation.n_queries).min(head.len);
     let group = job.view.shape.group;
     let seen_by_all = head.len.saturating_sub(w.saturating_sub(1));
@@ -93,7 +117,7 @@ pub(crate) fn received(
 
 /// Attention each entry of the head receives from the window's queries, summed over all query heads of the group: softmax
 /// over all keys of the head, causal inside the window. `each` receives the mean over the group of every query,
-/// `[queries][len]`, if it is not empty.
+/// `[queries][len]`, if it is not empty. `middle` is filled on the way, while the caches have the keys.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn summed(
     job: &Job<'_>,
@@ -103,6 +127,7 @@ pub(crate) fn summed(
     tile: &mut [f32],
     columns: &mut [f32],
     each: &mut [f32],
+    middle: Option<Middle<'_>>,
     out: &mut [f32],
 ) {
     let (view, n) = (job.view, head.len);
@@ -118,6 +143,7 @@ pub(crate) fn summed(
     let total = view.shape.group.saturating_mul(w);
     // As many queries at once as there is room for: each pass reads all keys.
     let room = temp.len().checked_div(n).unwrap_or(0).clamp(1, MOST_QUERIES);
+    let mut middle = middle;
     let mut done = 0;
     while done < total {
         let block = Block { from: done, until: total.min(done.saturating_add(room)), window: w };
@@ -125,8 +151,16 @@ pub(crate) fn summed(
         let logits = temp.get_mut(..block.len().saturating_mul(n)).unwrap_or_default();
         view.keys.for_steps(job.d, d, head, n, COLUMN_ROWS, tile, |i, rows, ahead| {
             let take = rows.len().checked_div(d).unwrap_or(0);
-            kernels::turn(job.d, rows, d, columns);
             let mut ahead = ahead;
+            if let Some(middle) = &mut middle {
+                let share = ahead.share(4);
+                let tiles = rows.chunks(d.saturating_mul(TILE_ROWS).max(1));
+                for (i, rows) in (i..).step_by(TILE_ROWS).zip(tiles) {
+                    let n = rows.len().checked_div(d).unwrap_or(0);
+                    middle.add(i, Tile::F32(job.d, rows), n, ahead.take(share));
+                }
+            }
+            kernels::turn(job.d, rows, d, columns);
             let share = ahead.share(block.parts().count());
             for part in block.parts() {
                 let q = head.index.saturating_mul(view.shape.group).saturating_add(part.member);
@@ -136,6 +170,7 @@ pub(crate) fn summed(
                 kernels::dots_turned(job.d, queries, d, view.scale, columns, logits, n, take, ahead);
             }
         });
+        middle = None;
         let mut weights = [0.0; MOST_QUERIES];
         for part in block.parts() {
             let logits = logits.chunks_exact_mut(n.max(1)).zip(&mut weights).skip(part.at).take(part.len);

@@ -63,7 +63,7 @@ pub fn accumulate(d: Dispatch, v: &LayerView<'_>, w: Workspace<'_>, sums: &mut [
     let job = Job { d, policy: &any.policy, view: v, budget: u32::MAX, rows, recent: 0, fits: true, slots: 0 };
     for head in v.heads() {
         let added = head.of_mut(added);
-        summed(&job, head, v.observation.n_queries, temp, tile, columns, &mut [], added);
+        summed(&job, head, v.observation.n_queries, temp, tile, columns, &mut [], None, added);
         for (sum, x) in head.of_mut(sums).iter_mut().zip(added) {
             *sum += *x;
         }

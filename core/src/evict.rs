@@ -1,8 +1,10 @@
 //! The one entry point: check everything, score, share out, select.
 
+use core::ops::Range;
+
 use crate::kernels::Dispatch;
 use crate::math::share;
-use crate::select::{Cut, PROTECTED, rank};
+use crate::select::{Cut, PROTECTED, order, rank};
 use crate::shape::{Head, part};
 use crate::workspace::Parts;
 use crate::{
@@ -140,9 +142,9 @@ pub fn score_layer(
     score::fill(&job, &mut parts);
     let nan_scores = job.rank_all(parts.scores, parts.keys);
     for head in v.heads() {
-        let scores = head.of(parts.scores).iter().enumerate();
-        for (out, (i, &s)) in head.of_mut(out).iter_mut().zip(scores) {
-            *out = if job.protected(head, i) { f32::INFINITY } else { s };
+        let scores = head.of(parts.scores).iter().zip(head.of(parts.keys));
+        for (out, (&s, &key)) in head.of_mut(out).iter_mut().zip(scores) {
+            *out = if key == PROTECTED { f32::INFINITY } else { s };
         }
     }
     Ok(Report { recent_kept: job.recent, nan_scores })
@@ -225,8 +227,18 @@ impl<'a> Job<'a> {
     }
 
     pub fn count_protected(&self, head: Head) -> u32 {
-        let n = (0..head.len).filter(|&i| self.protected(head, i)).count();
+        let n = match self.judged(head) {
+            Some(judged) => head.len.saturating_sub(judged.len()),
+            None => (0..head.len).filter(|&i| self.protected(head, i)).count(),
+        };
         u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// The entries that are not protected, if no tag says which.
+    fn judged(&self, head: Head) -> Option<Range<usize>> {
+        let until = self.candidates(head);
+        let sinks = (self.policy.protect.sinks as usize).min(until);
+        self.view.observation.tags.is_empty().then_some(sinks..until)
     }
 
     fn key(&self, head: Head, i: usize, score: f32) -> u32 {
@@ -237,9 +249,24 @@ impl<'a> Job<'a> {
     fn rank_all(&self, scores: &[f32], keys: &mut [u32]) -> u32 {
         let mut nan = 0u32;
         for head in self.view.heads() {
-            for (i, (key, &s)) in head.of_mut(keys).iter_mut().zip(head.of(scores)).enumerate() {
-                *key = self.key(head, i, s);
-                nan = nan.saturating_add(u32::from(s.is_nan() && *key != PROTECTED));
+            let (keys, scores) = (head.of_mut(keys), head.of(scores));
+            // What most heads are, in a loop that compilers turn into vectors.
+            let mut numbers = true;
+            for (key, &s) in keys.iter_mut().zip(scores) {
+                *key = order(s);
+                numbers &= !s.is_nan();
+            }
+            match self.judged(head) {
+                Some(judged) if numbers => {
+                    keys.get_mut(..judged.start).unwrap_or_default().fill(PROTECTED);
+                    keys.get_mut(judged.end..).unwrap_or_default().fill(PROTECTED);
+                }
+                _ => {
+                    for (i, (key, &s)) in keys.iter_mut().zip(scores).enumerate() {
+                        *key = self.key(head, i, s);
+                        nan = nan.saturating_add(u32::from(s.is_nan() && *key != PROTECTED));
+                    }
+                }
             }
         }
         nan

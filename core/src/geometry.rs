@@ -1,5 +1,6 @@
 //! What differs: how far each key lies from the middle of its head, and how much the head repeats itself.
 
+use crate::attention::Middle;
 use crate::axes::{Combine, Geometry, Redundancy, Reference};
 use crate::evict::Job;
 use crate::kernels::TILE_ROWS;
@@ -20,7 +21,12 @@ pub(crate) fn fill(job: &Job<'_>, head: Head, g: Geometry, widest: f32, parts: &
     let (distances, scratch) = rest.split_at_mut_checked(n).unwrap_or_default();
     let direction = &mut *parts.direction;
     let mean = &mut *parts.mean;
-    let energy = middle(job, head, parts.tile, distances, mean, direction);
+    if parts.norms.is_empty() {
+        gather(job, head, parts.tile, distances, mean, direction);
+    } else {
+        copy(head.of(parts.norms), distances);
+    }
+    let energy = middle(job, distances, mean, direction);
     let (common, length) = (square(job, mean), square(job, direction));
     // A metric of weight 0 is left out, but not both.
     let wanted = Wanted { cosines: g.alpha == 0.0 || g.beta != 0.0, distances: g.alpha != 0.0 };
@@ -81,7 +87,8 @@ pub(crate) fn widest(job: &Job<'_>, parts: &mut Parts<'_>) -> f32 {
     let mean_distance = |head: Head, parts: &mut Parts<'_>| {
         let (cosines, rest) = parts.temp.split_at_mut_checked(head.len).unwrap_or_default();
         let distances = rest.get_mut(..head.len).unwrap_or_default();
-        middle(job, head, parts.tile, distances, parts.mean, parts.direction);
+        gather(job, head, parts.tile, distances, parts.mean, parts.direction);
+        middle(job, distances, parts.mean, parts.direction);
         let wanted = Wanted { cosines: false, distances: true };
         metrics(job, head, wanted, parts.tile, parts.mean, parts.direction, 1.0, cosines, distances);
         average(job, distances)
@@ -117,27 +124,21 @@ fn average(job: &Job<'_>, x: &[f32]) -> f32 {
 
 const ONES: [f32; TILE_ROWS] = [1.0; TILE_ROWS];
 
-/// The mean key and the mean unit key; `norms` receives the length of every key, and the mean of its square is returned.
-/// A zero key has no direction.
-fn middle(
-    job: &Job<'_>,
-    head: Head,
-    tile: &mut [f32],
-    norms: &mut [f32],
-    mean: &mut [f32],
-    direction: &mut [f32],
-) -> f32 {
+/// The lengths of the keys, their sum and the sum of their directions. A zero key has no direction.
+fn gather(job: &Job<'_>, head: Head, tile: &mut [f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
     let d = job.view.shape.head_dim;
-    mean.fill(0.0);
-    direction.fill(0.0);
-    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows| {
-        let norms = norms.get_mut(i..i.saturating_add(take)).unwrap_or_default();
-        rows.gather(norms, mean, direction);
+    let mut middle = Middle::new(norms, mean, direction);
+    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows, ahead| {
+        middle.add(i, rows, take, ahead);
     });
-    let inv = 1.0 / float(head.len);
+}
+
+/// Makes means of the sums over a head, and returns the mean square of the lengths.
+fn middle(job: &Job<'_>, norms: &[f32], mean: &mut [f32], direction: &mut [f32]) -> f32 {
+    let inv = 1.0 / float(norms.len());
     kernels::scale(job.d, inv, mean);
     kernels::scale(job.d, inv, direction);
-    square(job, norms.get(..head.len).unwrap_or_default()) * inv
+    square(job, norms) * inv
 }
 
 #[derive(Clone, Copy)]
@@ -160,12 +161,15 @@ fn metrics(
     distances: &mut [f32],
 ) {
     let d = job.view.shape.head_dim;
-    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows| {
+    job.view.keys.for_native_tiles(job.d, d, head, head.len, tile, |i, take, rows, _| {
+        // The pass after this is over the next head, whose rows follow. Half of them are as much as this one has time for.
+        let next = head.start.saturating_add(head.len).saturating_add(i / 2);
+        let ahead = job.view.keys.ahead(d, next, take / 2);
         let here = i..i.saturating_add(take);
         let cosines = cosines.get_mut(here.clone()).unwrap_or_default();
         let distances = distances.get_mut(here).unwrap_or_default();
         if wanted.cosines && wanted.distances {
-            rows.compare(direction, length, mean, cosines, distances);
+            rows.compare(direction, length, mean, cosines, distances, ahead);
             return;
         }
         if wanted.cosines {

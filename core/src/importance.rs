@@ -94,7 +94,8 @@ fn norms(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], 
 /// `out[i] = ||rows[i]||_2^2` for the first `n` rows of a head.
 fn squares(job: &Job<'_>, rows: Rows<'_>, head: Head, n: usize, tile: &mut [f32], out: &mut [f32]) {
     let d = job.view.shape.head_dim;
-    rows.for_native_tiles(job.d, d, head, n, tile, |i, take, rows| {
+    rows.for_native_tiles(job.d, d, head, n, tile, |i, take, rows, ahead| {
+        kernels::prefetch(job.d, ahead);
         rows.sq_norms(d, out.get_mut(i..i.saturating_add(take)).unwrap_or_default());
     });
 }

@@ -20,7 +20,7 @@
 //!     layer: 0,
 //!     n_layers: 1,
 //! };
-//! let (mut f32s, mut u32s) = ([0.0; 64], [0; 4]);
+//! let (mut f32s, mut u32s) = ([0.0; 256], [0; 4]);
 //! let len = method.policy.workspace_len(shape, 4).unwrap();
 //! assert!(len.f32s <= f32s.len() && len.u32s <= u32s.len());
 //! let workspace = Workspace { f32s: &mut f32s, u32s: &mut u32s };

@@ -107,7 +107,7 @@ pub fn entropy_layer(
 fn attend(job: &Job<'_>, head: Head, a: Attention, parts: &mut Parts<'_>) {
     if let Queries::Last(w) = a.queries {
         let scores = head.of_mut(parts.scores);
-        received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, parts.window, scores);
+        received(job, head, w as usize, parts.temp, parts.tile, parts.matrix, parts.window, None, scores);
     }
     entropies(job, head, parts.window, parts.temp);
 }

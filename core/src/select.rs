@@ -7,6 +7,11 @@ pub(crate) fn rank(score: f32, index: usize) -> u32 {
         const TOP_NAN: u32 = 0x007f_fffe; // one below the key of -inf
         return u32::try_from(index).unwrap_or(TOP_NAN).min(TOP_NAN);
     }
+    order(score)
+}
+
+/// [`rank`] of a number.
+pub(crate) fn order(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits(); // -0 and 0 tie
     if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
 }

@@ -250,7 +250,8 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// As [`Self::for_tiles`], but in a form that suits the level: `f(i, rows, tile)`.
+    /// As [`Self::for_tiles`], but in a form that suits the level: `f(i, rows, tile, ahead)`, where `ahead` is read next and
+    /// not asked for yet.
     pub(crate) fn for_native_tiles(
         &self,
         d: Dispatch,
@@ -258,15 +259,15 @@ impl<'a> Rows<'a> {
         head: Head,
         n: usize,
         scratch: &mut [f32],
-        mut f: impl FnMut(usize, usize, Tile<'_>),
+        mut f: impl FnMut(usize, usize, Tile<'_>, Ahead),
     ) {
         let mut i = 0;
         while i < n {
             let take = TILE_ROWS.min(n.saturating_sub(i));
             let first = head.start.saturating_add(i);
             let next = n.saturating_sub(i).saturating_sub(take).min(take);
-            kernels::prefetch(d, self.ahead(head_dim, first.saturating_add(take), next));
-            f(i, take, self.tile(d, head_dim, first, take, scratch));
+            let ahead = self.ahead(head_dim, first.saturating_add(take), next);
+            f(i, take, self.tile(d, head_dim, first, take, scratch), ahead);
             i = i.saturating_add(take);
         }
     }
@@ -298,7 +299,8 @@ impl<'a> Rows<'a> {
         out
     }
 
-    fn ahead(&self, head_dim: usize, first: usize, n: usize) -> Ahead {
+    /// So many rows, as memory.
+    pub(crate) fn ahead(&self, head_dim: usize, first: usize, n: usize) -> Ahead {
         match self {
             Self::F32(x) => Ahead::of(part(x, first, n, head_dim)),
             Self::F16(x) => Ahead::of(part(x, first, n, head_dim)),

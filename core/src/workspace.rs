@@ -1,7 +1,9 @@
 //! Scratch memory: sizes known beforehand, slices given by the caller.
 
 use crate::kernels::{COLUMN_ROWS, LANES, TILE_ROWS};
-use crate::{Diversity, Error, Evicted, Importance, LayerShape, Mmr, Policy, Readout, Retain, Search};
+use crate::{
+    Attention, Diversity, Error, Evicted, Importance, LayerShape, Mix, Mmr, Policy, Queries, Readout, Retain, Search,
+};
 
 /// Elements of the two workspace slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,9 @@ pub(crate) const fn columns_len(head_dim: usize) -> Option<usize> {
     }
 }
 
+/// The parts begin at multiples of so many elements: cache lines, for processors whose vectors are as long.
+const ALIGN: usize = if cfg!(target_arch = "x86_64") { 16 } else { 1 };
+
 impl Policy {
     /// Workspace for a layer of `shape` with `rows` rows over all heads; `None` if the sizes overflow.
     pub const fn workspace_len(&self, shape: LayerShape, rows: usize) -> Option<WorkspaceLen> {
@@ -58,6 +63,8 @@ pub(crate) struct Parts<'a> {
     /// `[head_dim]` each; empty if the policy compares keys with nothing.
     pub mean: &'a mut [f32],
     pub direction: &'a mut [f32],
+    /// Lengths of the keys, `[rows]`, where [`gathers`](Parts::gathers); empty elsewhere.
+    pub norms: &'a mut [f32],
     /// Attention of each query of the window, averaged over the group; head `h` has `[queries][lens[h]]` from
     /// `starts[h] * queries` on. Empty if the policy has no use for it.
     pub window: &'a mut [f32],
@@ -75,6 +82,7 @@ struct Lens {
     tile: usize,
     matrix: usize,
     vector: usize,
+    norms: usize,
     window: usize,
     lazy: usize,
     f32s: usize,
@@ -86,17 +94,23 @@ impl<'a> Parts<'a> {
         let lens = Self::lens(p, shape, rows).ok_or(Error::Overflow("workspace"))?;
         let short = |what, need, got| Error::WorkspaceTooSmall { what, need, got };
         let got = w.f32s.len();
-        let mut rest = w.f32s;
+        if got < lens.f32s {
+            return Err(short("f32s", lens.f32s, got));
+        }
+        const LINE: usize = size_of::<[f32; ALIGN]>();
+        let skip = if ALIGN > 1 { w.f32s.as_ptr().align_offset(LINE).min(ALIGN - 1) } else { 0 };
+        let mut rest = w.f32s.get_mut(skip..).unwrap_or_default();
         let mut take = |n: usize| -> Result<&'a mut [f32], Error> {
             let all = core::mem::take(&mut rest);
-            let (head, tail) = all.split_at_mut_checked(n).ok_or(short("f32s", lens.f32s, got))?;
+            let whole = n.div_ceil(ALIGN).saturating_mul(ALIGN);
+            let (head, tail) = all.split_at_mut_checked(whole).ok_or(short("f32s", lens.f32s, got))?;
             rest = tail;
-            Ok(head)
+            Ok(head.get_mut(..n).unwrap_or_default())
         };
         let parts = (take(lens.rows)?, take(lens.signal)?, take(lens.temp)?, take(lens.tile)?);
         let matrix = take(lens.matrix)?;
         let vectors = (take(lens.vector)?, take(lens.vector)?);
-        let window = take(lens.window)?;
+        let (norms, window) = (take(lens.norms)?, take(lens.window)?);
         let got = w.u32s.len();
         let split = |x: &'a mut [u32], n| x.split_at_mut_checked(n).ok_or(short("u32s", lens.u32s, got));
         let (keys, rest) = split(w.u32s, rows)?;
@@ -110,6 +124,7 @@ impl<'a> Parts<'a> {
             matrix,
             mean: vectors.0,
             direction: vectors.1,
+            norms,
             window,
             keys,
             order,
@@ -122,6 +137,13 @@ impl<'a> Parts<'a> {
         !matches!(p.diversity, Diversity::None)
             || matches!(p.importance, Importance::Lag { .. } | Importance::Leverage { .. })
             || matches!(p.evicted, Evicted::Retain(Retain { readout: Readout::Tilt, .. }))
+    }
+
+    /// Whether the pass of a window's attention over the keys also gathers what the geometry of the head starts from.
+    const fn gathers(p: &Policy) -> bool {
+        matches!(p.importance, Importance::Attention(Attention { queries: Queries::Last(_), share_heads: false, .. }))
+            && matches!(p.diversity, Diversity::Geometry(_))
+            && !matches!(p.mix, Mix::Importance)
     }
 
     const fn lens(p: &Policy, shape: LayerShape, rows: usize) -> Option<Lens> {
@@ -140,6 +162,7 @@ impl<'a> Parts<'a> {
         };
         let signal = if attention { rows } else { 0 };
         let vector = if vectors { shape.head_dim } else { 0 };
+        let norms = if Self::gathers(p) { rows } else { 0 };
         let Some(columns) = columns_len(shape.head_dim) else { return None };
         let matrix = if attention { columns } else { 0 };
         let Some(window) = rows.checked_mul(p.tile_queries()) else { return None };
@@ -153,12 +176,13 @@ impl<'a> Parts<'a> {
         }) else {
             return None;
         };
-        let mut f32s = rows;
+        let mut f32s = ALIGN.saturating_sub(1);
         let mut i = 0;
-        let parts = [signal, temp, tile, matrix, vector, vector, window];
+        let parts = [rows, signal, temp, tile, matrix, vector, vector, norms, window];
         while i < parts.len() {
             #[allow(clippy::indexing_slicing)] // const fn: no iterators; `i` is bounded by the loop
             let part = parts[i];
+            let Some(part) = part.checked_next_multiple_of(ALIGN) else { return None };
             f32s = match f32s.checked_add(part) {
                 Some(sum) => sum,
                 None => return None,
@@ -168,6 +192,6 @@ impl<'a> Parts<'a> {
                 i += 1;
             }
         }
-        Some(Lens { rows, signal, temp, tile, matrix, vector, window, lazy, f32s, u32s })
+        Some(Lens { rows, signal, temp, tile, matrix, vector, norms, window, lazy, f32s, u32s })
     }
 }

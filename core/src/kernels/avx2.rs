@@ -114,10 +114,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+    fn columns(self, x: &[f32], stride: usize) -> [Self::V; LANES] {
         let mut v = [self.splat(0.0); LANES];
-        for (v, row) in v.iter_mut().zip(rows) {
-            *v = self.load(row);
+        let mut rest = Some(x);
+        for v in &mut v {
+            if let Some(row) = rest.and_then(|x| x.first_chunk()) {
+                *v = self.load(row);
+            }
+            rest = rest.and_then(|x| x.get(stride..));
         }
         let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = v;
         let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], [b0, b1, b2, b3, b4, b5, b6, b7]);
@@ -180,6 +184,11 @@ impl Lanes for Avx2 {
             _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(s, _mm_setzero_ps()));
             out
         }
+    }
+
+    #[inline(always)]
+    fn halves(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        ((a.0, b.0), (a.1, b.1))
     }
 
     #[inline(always)]

@@ -102,16 +102,18 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
-        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = rows;
-        let (a, b) = ([a0, b0, c0, d0], [a1, b1, c1, d1]);
-        let (c, d) = ([a2, b2, c2, d2], [a3, b3, c3, d3]);
-        // SAFETY: the token exists only if detection saw avx512f.
+    fn columns(self, x: &[f32], stride: usize) -> [Self::V; LANES] {
+        if x.len() < stride.saturating_mul(LANES - 1).saturating_add(LANES) {
+            return [self.splat(0.0); LANES];
+        }
+        let x = x.as_ptr();
+        // SAFETY: 16 floats are readable in each of 16 rows, whose starts are `stride` apart, as the length has shown;
+        // the token exists only if detection saw avx512f.
         unsafe {
-            let [x0, x1, x2, x3] = interleave(quarters(a, 0), quarters(b, 0), quarters(c, 0), quarters(d, 0));
-            let [x4, x5, x6, x7] = interleave(quarters(a, 1), quarters(b, 1), quarters(c, 1), quarters(d, 1));
-            let [x8, x9, x10, x11] = interleave(quarters(a, 2), quarters(b, 2), quarters(c, 2), quarters(d, 2));
-            let [x12, x13, x14, x15] = interleave(quarters(a, 3), quarters(b, 3), quarters(c, 3), quarters(d, 3));
+            let [x0, x1, x2, x3] = four_columns(x, stride);
+            let [x4, x5, x6, x7] = four_columns(x.add(4), stride);
+            let [x8, x9, x10, x11] = four_columns(x.add(8), stride);
+            let [x12, x13, x14, x15] = four_columns(x.add(12), stride);
             [x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15]
         }
     }
@@ -133,14 +135,9 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn fold4(self, v: [Self::V; 4]) -> [f32; 4] {
-        let [a, b, c, d] = v;
         // SAFETY: the token exists only if detection saw avx512f; the array holds the four floats stored.
         unsafe {
-            // 256-bit halves of two arguments side by side: lane j + lane j + 8.
-            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
-            // One argument per 128 bits: lane j + lane j + 4, then within them.
-            let s = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let s = fold_to_quarters(v);
             let s = _mm512_add_ps(s, _mm512_permute_ps::<0x4e>(s));
             let s = _mm512_add_ps(s, _mm512_permute_ps::<0xb1>(s));
             let firsts = _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, s));
@@ -148,6 +145,27 @@ impl Lanes for Avx512 {
             _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(firsts, _mm_setzero_ps()));
             out
         }
+    }
+
+    #[inline(always)]
+    fn fold16(self, v: [Self::V; LANES]) -> Self::V {
+        let [v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15] = v;
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe {
+            // A quarter belongs to one argument of each four, so that every fourth is with the same.
+            let (a, b) = (fold_to_quarters([v0, v4, v8, v12]), fold_to_quarters([v1, v5, v9, v13]));
+            let (c, d) = (fold_to_quarters([v2, v6, v10, v14]), fold_to_quarters([v3, v7, v11, v15]));
+            let ab = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(c, d), _mm512_shuffle_ps::<0xee>(c, d));
+            let s = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(ab, cd), _mm512_shuffle_ps::<0xdd>(ab, cd));
+            _mm512_add_ps(s, _mm512_setzero_ps())
+        }
+    }
+
+    #[inline(always)]
+    fn halves(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        // SAFETY: the token exists only if detection saw avx512f.
+        unsafe { (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)) }
     }
 
     #[inline(always)]
@@ -172,6 +190,18 @@ impl Lanes for Avx512 {
     }
 }
 
+/// One argument in each 128-bit quarter, lane `j` plus lane `j + 8`, and the sums likewise with those 4 further on.
+#[inline(always)]
+unsafe fn fold_to_quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+    // SAFETY: called where avx512f was detected.
+    unsafe {
+        // The 256-bit halves of two arguments side by side.
+        let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd))
+    }
+}
+
 /// Lane `j` of the four arguments side by side, in 128-bit part `j / 4` of result `j % 4`.
 #[inline(always)]
 unsafe fn interleave(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
@@ -188,17 +218,25 @@ unsafe fn interleave(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] 
     }
 }
 
-/// The `j`-th four elements of each row side by side. Loads put them there, which leaves the shuffling unit free.
+/// The first four columns of 16 rows.
 #[inline(always)]
-unsafe fn quarters(rows: [&[f32; LANES]; 4], j: usize) -> __m512 {
-    let [a, b, c, d] = rows;
-    let at = |row: &[f32; LANES]| row.as_chunks::<4>().0.get(j).unwrap_or(&[0.0; 4]).as_ptr();
-    let (a, b, c, d) = (at(a), at(b), at(c), at(d));
-    // SAFETY: called where avx512f was detected; each pointer is to four floats.
+unsafe fn four_columns(x: *const f32, row: usize) -> [__m512; 4] {
+    // SAFETY: called where avx512f was detected; four floats are readable at the start of each row.
     unsafe {
-        let v = _mm512_castps128_ps512(_mm_loadu_ps(a));
-        let v = _mm512_insertf32x4::<1>(v, _mm_loadu_ps(b));
-        let v = _mm512_insertf32x4::<2>(v, _mm_loadu_ps(c));
-        _mm512_insertf32x4::<3>(v, _mm_loadu_ps(d))
+        let (a, b, c, d) = (x, x.add(row), x.add(row).add(row), x.add(row).add(row).add(row));
+        let step = row.wrapping_mul(4);
+        interleave(quarters(a, step), quarters(b, step), quarters(c, step), quarters(d, step))
+    }
+}
+
+/// Four elements of four places side by side. Loads put them there, which leaves the shuffling unit free.
+#[inline(always)]
+unsafe fn quarters(x: *const f32, step: usize) -> __m512 {
+    // SAFETY: called where avx512f was detected; four floats are readable at each place.
+    unsafe {
+        let v = _mm512_castps128_ps512(_mm_loadu_ps(x));
+        let v = _mm512_insertf32x4::<1>(v, _mm_loadu_ps(x.add(step)));
+        let v = _mm512_insertf32x4::<2>(v, _mm_loadu_ps(x.add(step).add(step)));
+        _mm512_insertf32x4::<3>(v, _mm_loadu_ps(x.add(step).add(step).add(step)))
     }
 }

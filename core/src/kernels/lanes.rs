@@ -2,6 +2,7 @@
 //! by addition. Padding a last vector with zeros can turn a lane of -0 into +0, which no sum shows: all end in adding +0.
 
 use core::f32::consts::LOG2_E;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use half::{bf16, f16};
 
@@ -15,6 +16,8 @@ pub trait Lanes: Copy {
     type V: Copy;
     /// Whether the registers hold the sums of eight queries with [`COLUMN_ROWS`] rows, not only of four with half of them.
     const ROOMY: bool = false;
+    /// Whether the kernels of rows are worth repeating for the common widths.
+    const REPEATED: bool = true;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, out: &mut [f32; LANES]);
@@ -44,11 +47,36 @@ pub trait Lanes: Copy {
     fn exp2_bits(self, v: Self::V) -> Self::V;
     /// The lanes of each argument folded in halves, plus 0.
     fn fold4(self, v: [Self::V; 4]) -> [f32; 4];
-    /// Element `j` of row `i` to lane `i` of result `j`.
-    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES];
+    /// Likewise of 16.
+    #[inline(always)]
+    fn fold16(self, v: [Self::V; LANES]) -> Self::V {
+        let mut out = [0.0; LANES];
+        for (out, &v) in out.as_chunks_mut().0.iter_mut().zip(v.as_chunks().0) {
+            *out = self.fold4(v);
+        }
+        self.load(&out)
+    }
+    /// The first halves of both side by side, and the second halves.
+    fn halves(self, a: Self::V, b: Self::V) -> (Self::V, Self::V);
+    /// Element `j` of row `i` to lane `i` of result `j`; row `i` begins at `x[i * stride]`. Zeros if `x` ends too early.
+    fn columns(self, x: &[f32], stride: usize) -> [Self::V; LANES];
     fn widen_f16(self, x: &[f16; LANES]) -> Self::V;
     fn widen_bf16(self, x: &[bf16; LANES]) -> Self::V;
     fn widen_i8(self, x: &[i8; LANES]) -> Self::V;
+}
+
+/// Calls a function with a `head_dim`, and whether the rows are whole blocks of 16. Where they are, and the `head_dim` is
+/// what models mostly have, the compiler knows where in a block every vector is.
+macro_rules! for_head_dim {
+    ($d:expr, $rows:expr, $f:ident($($arg:expr),*)) => {
+        match ($d, $rows.len()) {
+            (d, _) if !L::REPEATED => $f(d, false, $($arg),*),
+            (64, n) if n.is_multiple_of(64 * LANES) => $f(64, true, $($arg),*),
+            (80, n) if n.is_multiple_of(80 * LANES) => $f(80, true, $($arg),*),
+            (128, n) if n.is_multiple_of(128 * LANES) => $f(128, true, $($arg),*),
+            (d, _) => $f(d, false, $($arg),*),
+        }
+    };
 }
 
 /// Rows or queries whose accumulators are in flight together.
@@ -78,24 +106,26 @@ pub fn dots<L: Lanes, E: Element>(l: L, q: &[f32], head_dim: usize, rows: &[E], 
 /// sums made of it.
 #[inline(always)]
 pub fn turn<L: Lanes>(l: L, rows: &[f32], head_dim: usize, columns: &mut [f32]) {
-    const NONE: [f32; LANES] = [0.0; LANES];
-    let d = head_dim.max(1);
+    for_head_dim!(head_dim.max(1), rows, turn_of(l, rows, columns));
+}
+
+#[inline(always)]
+fn turn_of<L: Lanes>(d: usize, whole: bool, l: L, rows: &[f32], columns: &mut [f32]) {
     let columns = columns.as_chunks_mut::<COLUMN_ROWS>().0.as_chunks_mut::<LANES>().0;
     for (half, rows) in rows.chunks(d.saturating_mul(LANES)).take(COLUMN_ROWS / LANES).enumerate() {
+        let whole = whole || rows.len() == d.saturating_mul(LANES);
         let mut from = 0usize;
         for columns in columns.iter_mut() {
-            let mut block = [&NONE; LANES];
-            for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
-                *to = row.get(from..).and_then(|x| x.first_chunk()).unwrap_or(&NONE);
-            }
-            let mut last = [NONE; LANES];
-            if d < from.saturating_add(LANES) {
-                for (to, row) in last.iter_mut().zip(rows.chunks_exact(d)) {
+            let turned = if whole && from.saturating_add(LANES) <= d {
+                l.columns(rows.get(from..).unwrap_or_default(), d)
+            } else {
+                let mut square = [0.0; LANES * LANES];
+                for (to, row) in square.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.chunks_exact(d)) {
                     *to = padded(row.get(from..).unwrap_or_default());
                 }
-                block = last.each_ref();
-            }
-            for (to, column) in columns.iter_mut().zip(l.columns(block)) {
+                l.columns(&square, LANES)
+            };
+            for (to, column) in columns.iter_mut().zip(turned) {
                 if let Some(to) = to.as_chunks_mut().0.get_mut(half) {
                     l.store(column, to);
                 }
@@ -125,22 +155,25 @@ pub fn dots_turned<L: Lanes>(
     // Asked for all at once, the lines would queue up while nothing is computed.
     let share = ahead.share(q.len().div_ceil(size));
     for q in q.chunks(size) {
-        prefetch(l, ahead.take(share));
+        let ahead = ahead.take(share);
         // A block that is not full repeats its first query.
-        let mut block = [q.get(..d).unwrap_or_default(); 2 * BLOCK];
-        for (to, q) in block.iter_mut().zip(q.chunks_exact(d)) {
-            *to = q;
-        }
-        let [q0, q1, q2, q3, ..] = block;
-        let few = [q0, q1, q2, q3];
+        let first = q.get(..d).unwrap_or_default();
+        let mut parts = q.chunks_exact(d);
+        let mut part = || parts.next().unwrap_or(first);
+        let few = [part(), part(), part(), part()];
+        let [q0, q1, q2, q3] = few;
+        let block = [q0, q1, q2, q3, part(), part(), part(), part()];
         let queries = q.len().checked_div(d).unwrap_or(0);
         let outs = outs.by_ref().take(queries);
         if queries > BLOCK {
-            put_scaled(l, a, eight_dots(l, block, columns), n, outs);
+            put_scaled(l, a, eight_dots(l, block, columns, ahead), n, outs);
         } else if L::ROOMY {
-            put_scaled(l, a, four_dots(l, few, columns, 0), n, outs);
+            put_scaled(l, a, four_dots(l, few, columns, 0, ahead), n, outs);
         } else {
-            let (left, right) = (four_dots::<L, 1>(l, few, columns, 0), four_dots::<L, 1>(l, few, columns, 1));
+            let (left, right) = (
+                four_dots::<L, 1>(l, few, columns, 0, ahead),
+                four_dots::<L, 1>(l, few, columns, 1, Ahead::of::<f32>(&[])),
+            );
             let [[l0], [l1], [l2], [l3]] = left;
             let [[r0], [r1], [r2], [r3]] = right;
             put_scaled(l, a, [[l0, r0], [l1, r1], [l2, r2], [l3, r3]], n, outs);
@@ -159,36 +192,50 @@ pub fn sq_dists<L: Lanes, E: Element>(l: L, c: &[f32], rows: &[E], out: &mut [f3
 }
 
 #[inline(always)]
-pub fn gather<L: Lanes, E: Element>(l: L, rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
-    let mut lengths = [0.0; LANES];
+pub fn gather<L: Lanes, E: Element>(
+    l: L,
+    rows: &[E],
+    norms: &mut [f32],
+    mean: &mut [f32],
+    direction: &mut [f32],
+    ahead: Ahead,
+) {
+    for_head_dim!(mean.len().max(1), rows, gather_of(l, rows, norms, mean, direction, ahead));
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn gather_of<L: Lanes, E: Element>(
+    d: usize,
+    whole: bool,
+    l: L,
+    rows: &[E],
+    norms: &mut [f32],
+    mean: &mut [f32],
+    direction: &mut [f32],
+    mut ahead: Ahead,
+) {
+    let (Some(mean), Some(direction), Some(blocks)) =
+        (mean.get_mut(..d), direction.get_mut(..d), eights(rows, d, whole))
+    else {
+        return;
+    };
     let n = norms.len().min(LANES);
-    sq_norms(l, rows, mean.len(), lengths.get_mut(..n).unwrap_or_default());
-    let lengths = l.sqrt(l.load(&lengths));
+    prefetch(l, ahead.take(ahead.share(2)));
+    let lengths = l.sqrt(squares(l, blocks));
     let mut inverse = [0.0; LANES];
     l.store(ratio(l, l.splat(1.0), lengths), &mut inverse);
     put(l, lengths, n, norms);
+    prefetch(l, ahead);
     let inverse = inverse.get(..n).unwrap_or_default();
-    // Two vectors of each sum in flight.
-    let d = mean.len().max(1);
-    let (means, _) = mean.as_chunks_mut::<{ 2 * LANES }>();
-    let (directions, _) = direction.as_chunks_mut::<{ 2 * LANES }>();
     let mut from = 0usize;
-    for (mean, direction) in means.iter_mut().zip(directions) {
-        let zero = l.splat(0.0);
-        let [mut m0, mut m1, mut d0, mut d1] = [zero; 4];
-        for (&w, row) in inverse.iter().zip(rows.chunks_exact(d)) {
-            let x = row.get(from..).and_then(|x| x.first_chunk::<{ 2 * LANES }>());
-            let (w, (x0, x1)) = (l.splat(w), two(l, x.unwrap_or(&[E::ZERO; 2 * LANES])));
-            (m0, m1) = (l.add(m0, x0), l.add(m1, x1));
-            (d0, d1) = (l.mul_add(w, x0, d0), l.mul_add(w, x1, d1));
-        }
-        for (y, (s0, s1)) in [(mean, (m0, m1)), (direction, (d0, d1))] {
-            let (y0, y1) = two(l, y);
-            if let [to0, to1] = y.as_chunks_mut().0 {
-                l.store(l.add(y0, s0), to0);
-                l.store(l.add(y1, s1), to1);
-            }
-        }
+    // Eight sums in flight, or four.
+    while from.saturating_add(4 * LANES) <= d {
+        add_sums::<L, E, 4>(l, inverse, rows, from, mean, direction);
+        from = from.saturating_add(4 * LANES);
+    }
+    while from.saturating_add(2 * LANES) <= d {
+        add_sums::<L, E, 2>(l, inverse, rows, from, mean, direction);
         from = from.saturating_add(2 * LANES);
     }
     let ones = [1.0; LANES];
@@ -197,6 +244,7 @@ pub fn gather<L: Lanes, E: Element>(l: L, rows: &[E], norms: &mut [f32], mean: &
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub fn compare<L: Lanes, E: Element>(
     l: L,
     direction: &[f32],
@@ -205,26 +253,40 @@ pub fn compare<L: Lanes, E: Element>(
     rows: &[E],
     cosines: &mut [f32],
     distances: &mut [f32],
+    ahead: Ahead,
 ) {
-    let d = mean.len().max(1);
-    let tiles = rows.chunks(d.saturating_mul(LANES));
-    for ((rows, cosines), distances) in tiles.zip(cosines.chunks_mut(LANES)).zip(distances.chunks_mut(LANES)) {
-        let (mut dots, mut squares) = ([0.0; LANES], [0.0; LANES]);
-        let blocks = dots.as_chunks_mut().0.iter_mut().zip(squares.as_chunks_mut().0);
-        for ((dots, squares), rows) in blocks.zip(rows.chunks(d.saturating_mul(BLOCK))) {
-            // A block that is not full repeats its first row.
-            let mut block = [rows.get(..d).unwrap_or_default(); BLOCK];
-            for (to, row) in block.iter_mut().zip(rows.chunks_exact(d)) {
-                *to = row;
-            }
-            let (p, s) = products_and_differences(l, block, direction, mean);
-            (*dots, *squares) = (l.fold4(p), l.fold4(s));
-        }
-        let n = cosines.len().min(distances.len());
+    for_head_dim!(mean.len().max(1), rows, compare_of(l, direction, length, mean, rows, cosines, distances, ahead));
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn compare_of<L: Lanes, E: Element>(
+    d: usize,
+    whole: bool,
+    l: L,
+    direction: &[f32],
+    length: f32,
+    mean: &[f32],
+    rows: &[E],
+    cosines: &mut [f32],
+    distances: &mut [f32],
+    mut ahead: Ahead,
+) {
+    let (Some(mean), Some(direction)) = (mean.get(..d), direction.get(..d)) else { return };
+    let mut rest = rows;
+    for (cosines, distances) in cosines.chunks_mut(LANES).zip(distances.chunks_mut(LANES)) {
+        let (rows, after) = rest.split_at_checked(d.saturating_mul(LANES)).unwrap_or((rest, &[]));
+        rest = after;
         let norms = load_some(l, distances);
-        let cosine = ratio(l, l.load(&dots), l.mul(norms, l.splat(length)));
+        let Some([low, high]) = eights(rows, d, whole) else { return };
+        prefetch(l, ahead.take(ahead.share(2)));
+        let low = products_and_differences(l, low, direction, mean);
+        prefetch(l, ahead.take(usize::MAX));
+        let (dots, squares) = l.halves(low, products_and_differences(l, high, direction, mean));
+        let n = cosines.len().min(distances.len());
+        let cosine = ratio(l, dots, l.mul(norms, l.splat(length)));
         put(l, l.mul(cosine, l.splat(-1.0)), n, cosines);
-        put(l, l.sqrt(l.load(&squares)), n, distances);
+        put(l, l.sqrt(squares), n, distances);
     }
 }
 
@@ -426,17 +488,44 @@ fn accumulate<L: Lanes, A: Element, C: Element>(l: L, term: impl Term, a: [&[A];
     [s0, s1, s2, s3]
 }
 
-/// Both sums in one go over four rows: products with `direction`, and squared differences from `mean`.
+/// The squared lengths of 16 rows.
 #[inline(always)]
-fn products_and_differences<L: Lanes, E: Element>(
-    l: L,
-    rows: [&[E]; BLOCK],
-    direction: &[f32],
-    mean: &[f32],
-) -> ([L::V; BLOCK], [L::V; BLOCK]) {
+fn squares<L: Lanes, E: Element>(l: L, [low, high]: [[&[E]; 8]; 2]) -> L::V {
+    let [a0, a1, a2, a3, a4, a5, a6, a7] = eight_squares(l, low);
+    let [b0, b1, b2, b3, b4, b5, b6, b7] = eight_squares(l, high);
+    l.fold16([a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7])
+}
+
+#[inline(always)]
+fn eight_squares<L: Lanes, E: Element>(l: L, rows: [&[E]; 8]) -> [L::V; 8] {
     let zero = l.splat(0.0);
-    let ([mut p0, mut p1, mut p2, mut p3], [mut s0, mut s1, mut s2, mut s3]) = ([zero; BLOCK], [zero; BLOCK]);
-    let [a0, a1, a2, a3] = rows.map(|a| a.as_chunks::<LANES>());
+    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [zero; 8];
+    let [a0, a1, a2, a3, a4, a5, a6, a7] = rows.map(|a| a.as_chunks::<LANES>());
+    macro_rules! step {
+        ($load:path, $($a:expr, $s:ident);*) => {$(
+            let x = $load(l, $a);
+            $s = l.mul_add(x, x, $s);
+        )*};
+    }
+    let whole = a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(a4.0).zip(a5.0).zip(a6.0).zip(a7.0);
+    for (((((((a0, a1), a2), a3), a4), a5), a6), a7) in whole {
+        step!(Element::load, a0, s0; a1, s1; a2, s2; a3, s3; a4, s4; a5, s5; a6, s6; a7, s7);
+        compiler_fence(Ordering::SeqCst);
+    }
+    if !a0.1.is_empty() {
+        step!(load_some, a0.1, s0; a1.1, s1; a2.1, s2; a3.1, s3; a4.1, s4; a5.1, s5; a6.1, s6; a7.1, s7);
+    }
+    [s0, s1, s2, s3, s4, s5, s6, s7]
+}
+
+/// Both sums in one go over eight rows: products with `direction` in the first lanes, squared differences from `mean` in
+/// the others.
+#[inline(always)]
+fn products_and_differences<L: Lanes, E: Element>(l: L, rows: [&[E]; 8], direction: &[f32], mean: &[f32]) -> L::V {
+    let zero = l.splat(0.0);
+    let [mut p0, mut p1, mut p2, mut p3, mut p4, mut p5, mut p6, mut p7] = [zero; 8];
+    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [zero; 8];
+    let [a0, a1, a2, a3, a4, a5, a6, a7] = rows.map(|a| a.as_chunks::<LANES>());
     let (u, m) = (direction.as_chunks::<LANES>(), mean.as_chunks::<LANES>());
     macro_rules! step {
         ($load:path, $u:expr, $m:expr, $($a:expr, $p:ident, $s:ident);*) => {
@@ -448,13 +537,79 @@ fn products_and_differences<L: Lanes, E: Element>(
             )*
         };
     }
-    for (((((a0, a1), a2), a3), u), m) in a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(u.0).zip(m.0) {
-        step!(Element::load, u, m, a0, p0, s0; a1, p1, s1; a2, p2, s2; a3, p3, s3);
+    let whole = a0.0.iter().zip(a1.0).zip(a2.0).zip(a3.0).zip(a4.0).zip(a5.0).zip(a6.0).zip(a7.0).zip(u.0).zip(m.0);
+    for (((((((((a0, a1), a2), a3), a4), a5), a6), a7), u), m) in whole {
+        step!(Element::load, u, m,
+            a0, p0, s0; a1, p1, s1; a2, p2, s2; a3, p3, s3; a4, p4, s4; a5, p5, s5; a6, p6, s6; a7, p7, s7);
+        compiler_fence(Ordering::SeqCst);
     }
     if !u.1.is_empty() {
-        step!(load_some, u.1, m.1, a0.1, p0, s0; a1.1, p1, s1; a2.1, p2, s2; a3.1, p3, s3);
+        step!(load_some, u.1, m.1, a0.1, p0, s0; a1.1, p1, s1; a2.1, p2, s2; a3.1, p3, s3;
+            a4.1, p4, s4; a5.1, p5, s5; a6.1, p6, s6; a7.1, p7, s7);
     }
-    ([p0, p1, p2, p3], [s0, s1, s2, s3])
+    l.fold16([p0, p1, p2, p3, p4, p5, p6, p7, s0, s1, s2, s3, s4, s5, s6, s7])
+}
+
+/// Up to 16 rows in two blocks; the first row stands for those missing, and nothing for that.
+#[inline(always)]
+fn eights<E>(rows: &[E], d: usize, whole: bool) -> Option<[[&[E]; 8]; 2]> {
+    if whole {
+        let rows = rows.get(..d.saturating_mul(LANES))?;
+        let row = |i: usize| part(rows, i, d);
+        let low = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
+        return Some([low, [row(8), row(9), row(10), row(11), row(12), row(13), row(14), row(15)]]);
+    }
+    let first = rows.get(..d)?;
+    let mut rest = rows;
+    // Not `chunks_exact`, which divides.
+    let mut next = || match rest.split_at_checked(d) {
+        Some((row, after)) => {
+            rest = after;
+            row
+        }
+        None => first,
+    };
+    let low = [next(), next(), next(), next(), next(), next(), next(), next()];
+    Some([low, [next(), next(), next(), next(), next(), next(), next(), next()]])
+}
+
+#[inline(always)]
+fn part<E>(rows: &[E], i: usize, d: usize) -> &[E] {
+    let from = i.saturating_mul(d);
+    rows.get(from..from.saturating_add(d)).unwrap_or_default()
+}
+
+/// For `K` vectors of columns from `from` on: `mean += sum_i rows[i]`, `direction += sum_i w[i] rows[i]`, the sums first.
+#[inline(always)]
+fn add_sums<L: Lanes, E: Element, const K: usize>(
+    l: L,
+    w: &[f32],
+    rows: &[E],
+    from: usize,
+    mean: &mut [f32],
+    direction: &mut [f32],
+) {
+    let d = mean.len();
+    let mut sums = [[l.splat(0.0); K]; 2];
+    let mut rest = rows;
+    for &w in w {
+        let Some((row, after)) = rest.split_at_checked(d) else { break };
+        rest = after;
+        let x = row.get(from..).unwrap_or_default().as_chunks::<LANES>().0;
+        let Some(x) = x.first_chunk::<K>() else { break };
+        let w = l.splat(w);
+        let [means, directions] = &mut sums;
+        for ((m, u), x) in means.iter_mut().zip(directions).zip(x) {
+            let x = E::load(l, x);
+            (*m, *u) = (l.add(*m, x), l.mul_add(w, x, *u));
+        }
+    }
+    for (y, sums) in [mean, direction].into_iter().zip(sums) {
+        let y = y.get_mut(from..).unwrap_or_default().as_chunks_mut::<LANES>().0;
+        for (y, s) in y.iter_mut().zip(sums) {
+            l.store(l.add(l.load(y), s), y);
+        }
+    }
 }
 
 /// Fills `out` with the sums of a term over each row and `c`, four rows at a time.
@@ -494,14 +649,6 @@ fn add_columns<L: Lanes, E: Element>(l: L, w: &[f32], rows: &[E], mut from: usiz
     }
 }
 
-#[inline(always)]
-fn two<L: Lanes, E: Element>(l: L, x: &[E; 2 * LANES]) -> (L::V, L::V) {
-    match x.as_chunks().0 {
-        [a, b] => (E::load(l, a), E::load(l, b)),
-        _ => (l.splat(0.0), l.splat(0.0)),
-    }
-}
-
 /// `a / b`, 0 where `b` is 0; `b` is not negative.
 #[inline(always)]
 fn ratio<L: Lanes>(l: L, a: L::V, b: L::V) -> L::V {
@@ -521,6 +668,26 @@ fn put<L: Lanes>(l: L, v: L::V, n: usize, out: &mut [f32]) {
     }
 }
 
+/// Memory that is asked for in equal steps, between other work: all at once, the lines would queue up.
+struct Steps {
+    at: *const u8,
+    bytes: usize,
+}
+
+impl Steps {
+    fn new(ahead: Ahead, steps: usize) -> Self {
+        Self { at: ahead.at, bytes: ahead.share(steps) }
+    }
+
+    /// Two lines, of which steps of at most two lines miss none.
+    #[inline(always)]
+    fn fetch<L: Lanes>(&mut self, l: L) {
+        l.prefetch(self.at);
+        l.prefetch(self.at.wrapping_add(Ahead::LINE));
+        self.at = self.at.wrapping_add(self.bytes);
+    }
+}
+
 /// Dot products of four queries with 16 rows from `16 half` on, or with `16 K`. A lane is a row.
 #[inline(always)]
 fn four_dots<L: Lanes, const K: usize>(
@@ -528,10 +695,13 @@ fn four_dots<L: Lanes, const K: usize>(
     q: [&[f32]; BLOCK],
     columns: &[[f32; COLUMN_ROWS]],
     half: usize,
+    ahead: Ahead,
 ) -> [[L::V; K]; BLOCK] {
     let mut sums = [[l.splat(0.0); K]; BLOCK];
+    let mut ahead = Steps::new(ahead, columns.len());
     let [a, b, c, d] = q;
     for ((((x, &a), &b), &c), &d) in columns.iter().zip(a).zip(b).zip(c).zip(d) {
+        ahead.fetch(l);
         sums = products(l, x, [a, b, c, d], half, sums);
     }
     sums
@@ -539,11 +709,18 @@ fn four_dots<L: Lanes, const K: usize>(
 
 /// Likewise of eight with all rows.
 #[inline(always)]
-fn eight_dots<L: Lanes>(l: L, q: [&[f32]; 2 * BLOCK], columns: &[[f32; COLUMN_ROWS]]) -> [[L::V; 2]; 2 * BLOCK] {
+fn eight_dots<L: Lanes>(
+    l: L,
+    q: [&[f32]; 2 * BLOCK],
+    columns: &[[f32; COLUMN_ROWS]],
+    ahead: Ahead,
+) -> [[L::V; 2]; 2 * BLOCK] {
     let mut sums = [[l.splat(0.0); 2]; 2 * BLOCK];
+    let mut ahead = Steps::new(ahead, columns.len());
     let [a, b, c, d, e, f, g, h] = q;
     let all = columns.iter().zip(a).zip(b).zip(c).zip(d).zip(e).zip(f).zip(g).zip(h);
     for ((((((((x, &a), &b), &c), &d), &e), &f), &g), &h) in all {
+        ahead.fetch(l);
         sums = products(l, x, [a, b, c, d, e, f, g, h], 0, sums);
     }
     sums

@@ -157,7 +157,7 @@ impl Ahead {
 
     /// Takes a part of so many bytes, in whole lines.
     pub(crate) fn take(&mut self, bytes: usize) -> Self {
-        let bytes = bytes.next_multiple_of(Self::LINE).min(self.bytes);
+        let bytes = bytes.min(self.bytes).next_multiple_of(Self::LINE).min(self.bytes);
         let part = Self { at: self.at, bytes };
         // Nothing is read through it.
         *self = Self { at: self.at.wrapping_add(bytes), bytes: self.bytes.saturating_sub(bytes) };
@@ -193,11 +193,12 @@ macro_rules! for_each_kernel {
             /// `out[i] = ||rows[i] - c||^2`; rows `[out.len()][c.len()]`.
             fn sq_dists[E](c: &[f32], rows: &[E], out: &mut [f32]);
             /// `norms[i] = ||rows[i]||`, and their sums `mean += sum_i rows[i]`, `direction += sum_i rows[i] / norms[i]`, a
-            /// zero row having no direction; rows `[norms.len()][mean.len()]`, at most [`TILE_ROWS`] of them.
-            fn gather[E](rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]);
+            /// zero row having no direction; rows `[norms.len()][mean.len()]`, 1 to [`TILE_ROWS`] of them. `ahead` is
+            /// fetched meanwhile.
+            fn gather[E](rows: &[E], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32], ahead: Ahead);
             /// `cosines[i] = -direction . rows[i] / (length distances[i])`, 0 where that divides by 0, `distances` holding
-            /// the norms of the rows; then `distances[i] = ||rows[i] - mean||`.
-            fn compare[E](direction: &[f32], length: f32, mean: &[f32], rows: &[E], cosines: &mut [f32], distances: &mut [f32]);
+            /// the norms of the rows; then `distances[i] = ||rows[i] - mean||`. `ahead` is fetched meanwhile.
+            fn compare[E](direction: &[f32], length: f32, mean: &[f32], rows: &[E], cosines: &mut [f32], distances: &mut [f32], ahead: Ahead);
             /// `y += sum_i w[i] rows[i]`, the sum taken first; rows `[w.len()][y.len()]`.
             fn add_rows(w: &[f32], rows: &[f32], y: &mut [f32]);
             /// `y += a x`.

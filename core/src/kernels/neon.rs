@@ -100,10 +100,14 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+    fn columns(self, x: &[f32], stride: usize) -> [Self::V; LANES] {
         let mut v = [self.splat(0.0); LANES];
-        for (v, row) in v.iter_mut().zip(rows) {
-            *v = self.load(row);
+        let mut rest = Some(x);
+        for v in &mut v {
+            if let Some(row) = rest.and_then(|x| x.first_chunk()) {
+                *v = self.load(row);
+            }
+            rest = rest.and_then(|x| x.get(stride..));
         }
         // SAFETY: the token exists only if detection saw neon.
         let square = |[a, b, c, d]: [float32x4_t; 4]| unsafe {
@@ -149,6 +153,12 @@ impl Lanes for Neon {
             vst1q_f32(out.as_mut_ptr(), vaddq_f32(s, vdupq_n_f32(0.0)));
             out
         }
+    }
+
+    #[inline(always)]
+    fn halves(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        ([a0, a1, b0, b1], [a2, a3, b2, b3])
     }
 
     #[inline(always)]

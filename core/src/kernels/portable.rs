@@ -34,6 +34,7 @@ impl Portable {
 
 impl Lanes for Portable {
     type V = [f32x4; 4];
+    const REPEATED: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -98,10 +99,14 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn columns(self, rows: [&[f32; LANES]; LANES]) -> [Self::V; LANES] {
+    fn columns(self, x: &[f32], stride: usize) -> [Self::V; LANES] {
         let mut v = [self.splat(0.0); LANES];
-        for (v, row) in v.iter_mut().zip(rows) {
-            *v = self.load(row);
+        let mut rest = Some(x);
+        for v in &mut v {
+            if let Some(row) = rest.and_then(|x| x.first_chunk()) {
+                *v = self.load(row);
+            }
+            rest = rest.and_then(|x| x.get(stride..));
         }
         let square = f32x4::transpose;
         let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = v;
@@ -127,6 +132,12 @@ impl Lanes for Portable {
         let halves = v.map(|[a, b, c, d]| (a + c) + (b + d));
         let [a, b, c, d] = f32x4::transpose(halves);
         ((a + c) + (b + d) + f32x4::splat(0.0)).to_array()
+    }
+
+    #[inline(always)]
+    fn halves(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a, b);
+        ([a0, a1, b0, b1], [a2, a3, b2, b3])
     }
 
     #[inline(always)]

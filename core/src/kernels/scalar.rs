@@ -59,7 +59,7 @@ pub fn sq_dists(c: &[f32], rows: &[f32], out: &mut [f32]) {
     }
 }
 
-pub fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
+pub fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut [f32], _: Ahead) {
     sq_norms(rows, mean.len(), norms);
     let (ones, mut inverse) = ([1.0; LANES], [0.0; LANES]);
     for (norm, inverse) in norms.iter_mut().zip(&mut inverse) {
@@ -70,7 +70,15 @@ pub fn gather(rows: &[f32], norms: &mut [f32], mean: &mut [f32], direction: &mut
     add_rows(inverse.get(..norms.len()).unwrap_or(&inverse), rows, direction);
 }
 
-pub fn compare(direction: &[f32], length: f32, mean: &[f32], rows: &[f32], cosines: &mut [f32], distances: &mut [f32]) {
+pub fn compare(
+    direction: &[f32],
+    length: f32,
+    mean: &[f32],
+    rows: &[f32],
+    cosines: &mut [f32],
+    distances: &mut [f32],
+    _: Ahead,
+) {
     dots(direction, mean.len(), rows, cosines, usize::MAX);
     for (c, &norm) in cosines.iter_mut().zip(&*distances) {
         *c = -ratio(*c, norm * length);

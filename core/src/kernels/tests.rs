@@ -159,11 +159,11 @@ fn on_rows(rows: Tile<'_>, wide: &[f32], d: usize, n: usize, queries: usize, b: 
     add_rows(level, &b[d..][..n], wide, &mut y);
     let (mut lengths, mut cosines) = (vec![7.0; n], vec![7.0; n]);
     let (mut mean, mut direction) = (b[..d].to_vec(), b[d..][..d].to_vec());
-    if n <= TILE_ROWS {
-        rows.gather(&mut lengths, &mut mean, &mut direction);
+    if (1..=TILE_ROWS).contains(&n) {
+        rows.gather(&mut lengths, &mut mean, &mut direction, Ahead::of(wide));
     }
     let mut far = lengths.clone();
-    rows.compare(&b[..d], 0.7, &b[d..][..d], &mut cosines, &mut far);
+    rows.compare(&b[..d], 0.7, &b[d..][..d], &mut cosines, &mut far, Ahead::of(wide));
     [out, many, norms, dists, y, lengths, mean, direction, cosines, far].concat()
 }
 

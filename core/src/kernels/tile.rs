@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{self as kernels, Dispatch, Native};
+use super::{self as kernels, Ahead, Dispatch, Native};
 
 /// Rows `[n][head_dim]`. 16-bit ones reach a level that reads them directly, and are widened first for the others.
 #[derive(Clone, Copy)]
@@ -45,11 +45,19 @@ impl Tile<'_> {
         on!(self, sq_norms, [], [head_dim, out]);
     }
 
-    pub fn gather(self, norms: &mut [f32], mean: &mut [f32], direction: &mut [f32]) {
-        on!(self, gather, [], [norms, mean, direction]);
+    pub fn gather(self, norms: &mut [f32], mean: &mut [f32], direction: &mut [f32], ahead: Ahead) {
+        on!(self, gather, [], [norms, mean, direction, ahead]);
     }
 
-    pub fn compare(self, direction: &[f32], length: f32, mean: &[f32], cosines: &mut [f32], distances: &mut [f32]) {
-        on!(self, compare, [direction, length, mean], [cosines, distances]);
+    pub fn compare(
+        self,
+        direction: &[f32],
+        length: f32,
+        mean: &[f32],
+        cosines: &mut [f32],
+        distances: &mut [f32],
+        ahead: Ahead,
+    ) {
+        on!(self, compare, [direction, length, mean], [cosines, distances, ahead]);
     }
 }
