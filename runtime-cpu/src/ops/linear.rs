@@ -118,7 +118,7 @@ impl Linear {
             }
             return;
         }
-        if self.wants_q8(cx) && cx.dispatch.has_tiles(n) {
+        if self.wants_q8(cx) && cx.dispatch.has_tiles(n, self.n_in) {
             let weights = match &self.repacked {
                 Some(Repacked::Quants(w)) => TileWeights::Packed(w),
                 _ => TileWeights::Rows(self.rows()),
@@ -208,8 +208,8 @@ impl Input {
 
     fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
         let two_planes = cx.precision == Precision::Int16;
-        if cx.dispatch.has_tiles(n) {
-            return cx.dispatch.split_tiles(x, n_cols, two_planes, &cx.pool, &mut self.tiles);
+        if cx.dispatch.has_tiles(n, n_cols) {
+            return cx.dispatch.split_tiles(x, n_cols, &cx.pool, &mut self.tiles);
         }
         self.q8.resize(n, n_cols, two_planes);
         if n < 4 {

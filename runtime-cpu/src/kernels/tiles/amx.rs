@@ -1,22 +1,25 @@
-//! AMX adds the products of 16 tokens by 16 rows over 32 columns of bf16 numbers in one instruction. Tile instructions are
+//! AMX adds the products of 16 tokens by 16 rows over 64 columns of signed bytes in one instruction. Tile instructions are
 //! written out, as their intrinsics are not stable; the rest is AVX-512.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{ROWS, TILE_TOKENS, TileRows};
+use super::{COLUMNS, TILE_TOKENS, TileRows, tile_lines};
 use crate::kernels::GROUP;
 use crate::kernels::packed::avx512::{Avx512, quads};
 use crate::kernels::packed::{Header, Line, PackedRows, Packing, with_packing};
 
-/// Bytes of a tile.
-const TILE: usize = 1024;
+/// Lines of a plane of [`COLUMNS`] columns.
+const PLANE: usize = 16;
 
-/// Whether the CPU has AMX for bf16 and the system lets this process use it, which asks for that leave.
+/// Largest fixed-point number, a little below what two signed bytes hold: products are rounded.
+const LARGEST: f32 = 32_600.0;
+
+/// Whether the CPU has AMX for bytes and the system lets this process use it, which asks for that leave.
 pub(in crate::kernels) fn available() -> bool {
-    const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16 && may_use_tiles()
+    const TILES_AND_INT8: u32 = 1 << 25 | 1 << 24;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_INT8 == TILES_AND_INT8 && may_use_tiles()
 }
 
 #[cfg(target_os = "linux")]
@@ -40,145 +43,184 @@ fn may_use_tiles() -> bool {
     false
 }
 
-/// Up to 16 tokens `[tokens][n_cols]` as a tile: `[n_cols / 32][planes][16]`.
+/// Up to 16 tokens `[tokens][n_cols]` as a tile.
 ///
 /// # Safety
-/// The CPU has the features; `to` has room.
+/// The CPU has the features; `to` is a tile of these columns.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, two_planes: bool, to: &mut [Line]) {
-    let planes = if two_planes { 2 } else { 1 };
+pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, to: &mut [Line]) {
+    let (planes, scales) = to.split_at_mut(to.len() - 1);
+    let scales = scales.as_mut_ptr().cast::<f32>();
     for (t, x) in x.chunks_exact(n_cols).enumerate() {
-        for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
-            // SAFETY: 32 floats are read, lines inside `to` written.
-            unsafe {
-                let x = [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))];
-                let line = &raw mut to[g * planes * TILE_TOKENS + t];
-                let high = [rounded(x[0]), rounded(x[1])];
-                store_columns(high, line);
-                if two_planes {
-                    let low = [_mm512_sub_ps(x[0], as_float(high[0])), _mm512_sub_ps(x[1], as_float(high[1]))];
-                    store_columns([rounded(low[0]), rounded(low[1])], line.add(TILE_TOKENS));
+        // SAFETY: 32 floats are read at a time; halves of lines inside `planes`, and 16 scales, are written.
+        unsafe {
+            let mut largest = _mm512_setzero_ps();
+            let mut nan = _mm512_setzero_ps();
+            for x in x.as_chunks::<16>().0 {
+                let x = _mm512_loadu_ps(x.as_ptr());
+                largest = _mm512_max_ps(_mm512_abs_ps(x), largest);
+                nan = _mm512_fmadd_ps(x, _mm512_setzero_ps(), nan);
+            }
+            let largest = _mm512_reduce_max_ps(largest);
+            let inverse = _mm512_set1_ps(if largest > 0.0 { LARGEST / largest } else { 0.0 });
+            // Sums are in units of the upper bytes' 256.
+            *scales.add(t) = 256.0 / LARGEST * largest + _mm512_reduce_add_ps(nan);
+            let line = planes.as_mut_ptr().add(t).cast::<__m128i>();
+            let half = |g: usize| line.add((g / 2 * 2 * PLANE) * 4 + g % 2 * 2);
+            for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
+                for i in 0..2 {
+                    let x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr().add(16 * i)), inverse));
+                    let high = _mm512_srli_epi32::<8>(_mm512_add_epi32(x, _mm512_set1_epi32(128)));
+                    _mm_store_si128(half(g).add(i), _mm512_cvtepi32_epi8(high));
+                    _mm_store_si128(half(g).add(4 * PLANE + i), _mm512_cvtepi32_epi8(x));
+                }
+            }
+            if !n_cols.is_multiple_of(COLUMNS) {
+                for i in [0, 1, 4 * PLANE, 4 * PLANE + 1] {
+                    _mm_store_si128(half(n_cols / GROUP).add(i), _mm_setzero_si128());
                 }
             }
         }
     }
 }
 
-/// 32 columns of a token, in their order.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn store_columns(x: [__m512i; 2], to: *mut Line) {
-    // SAFETY: a line is 64 bytes.
-    unsafe {
-        for i in 0..2 {
-            let half = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x[i]));
-            _mm256_store_si256(to.cast::<__m256i>().add(i), half);
-        }
-    }
-}
-
-/// The nearest bf16 number in the upper half of each lane; what is below it means nothing.
-#[target_feature(enable = "avx512f")]
-fn rounded(x: __m512) -> __m512i {
-    _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))
-}
-
-/// A rounded number as a float.
-#[target_feature(enable = "avx512f")]
-fn as_float(x: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-0x1_0000)))
-}
-
-/// Panels as pairs of bf16 numbers.
+/// A panel of weights as a tile of 16 rows.
 ///
 /// # Safety
-/// The CPU has the features; `to` has room for the panels.
+/// The CPU has the features; `w` is one panel and `to` a tile of its columns.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn convert(w: PackedRows<'_>, to: &mut [Line]) {
     // SAFETY: the caller's contract.
-    unsafe { with_packing!(w.ty, P => convert_panels::<P>(w, to)) }
+    unsafe { with_packing!(w.ty, P => convert_panel::<P>(w, to)) }
 }
 
 #[inline(always)]
-unsafe fn convert_panels<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
-    let l = P::LAYOUT;
+unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
     let groups = w.n_cols / GROUP;
-    for (panel, to) in w.panels(l).zip(to.chunks_exact_mut(groups * 2 * 16)) {
-        for b in 0..groups / l.block_groups() {
-            // SAFETY: the panel has these blocks; there are 32 lines for each group.
-            unsafe {
-                let block = panel.add(b * l.block_bytes());
-                let header = Header::<Avx512>::read::<P>(block, 0);
-                for i in 0..l.block_groups() {
-                    let q = block.add(l.header_bytes() + i * l.record_bytes());
-                    let to = to.as_mut_ptr().add((b * l.block_groups() + i) * 2 * 16);
-                    let scales = q.add(l.group_bytes());
-                    let first = header.factors::<P>(scales, 0, 0);
-                    let second = if l.halves { header.factors::<P>(scales, 1, 0) } else { first };
-                    for v in 0..4 {
-                        let [a, b] = quads::<P>(q, v);
-                        columns(a, first, to.add(2 * v));
-                        columns(b, second, to.add(2 * v + 8));
-                    }
-                }
+    let to = to.as_mut_ptr();
+    // SAFETY: the panel has these groups; `to` has two planes for every two of them and a line of scales.
+    unsafe {
+        let panel = w.panels(P::LAYOUT).next().unwrap_unchecked();
+        let mut largest = _mm512_setzero_ps();
+        let mut nan = _mm512_setzero_ps();
+        let most = _mm512_set1_ps(P::LAYOUT.largest() as f32);
+        for g in 0..groups {
+            for (scale, min) in Group::at::<P>(panel, g).factors {
+                let ends = _mm512_max_ps(_mm512_abs_ps(min), _mm512_abs_ps(_mm512_fmadd_ps(most, scale, min)));
+                largest = _mm512_max_ps(ends, largest);
+                nan = _mm512_fmadd_ps(_mm512_add_ps(scale, min), _mm512_setzero_ps(), nan);
+            }
+        }
+        let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(largest, _mm512_setzero_ps());
+        let inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(LARGEST), largest);
+        let scales = _mm512_fmadd_ps(largest, _mm512_set1_ps(1.0 / LARGEST), nan);
+        _mm512_store_ps(to.add(tile_lines(w.n_cols) - 1).cast(), scales);
+        for g in 0..groups {
+            let Group { quants, factors } = Group::at::<P>(panel, g);
+            let to = to.add(g / 2 * 2 * PLANE + g % 2 * (PLANE / 2));
+            let [first, second] = factors.map(|(scale, min)| [scale, min]);
+            let first = [_mm512_mul_ps(first[0], inverse), _mm512_mul_ps(first[1], inverse)];
+            let second = [_mm512_mul_ps(second[0], inverse), _mm512_mul_ps(second[1], inverse)];
+            for v in 0..4 {
+                let [a, b] = quads::<P>(quants, v);
+                columns(a, first, to.add(v));
+                columns(b, second, to.add(4 + v));
+            }
+        }
+        if !groups.is_multiple_of(2) {
+            for plane in 0..2 {
+                to.add(groups / 2 * 2 * PLANE + plane * PLANE + PLANE / 2).write_bytes(0, PLANE / 2);
             }
         }
     }
 }
 
-/// Four columns of 16 rows: two lines of high numbers and, 16 lines on, two of low ones.
+/// 32 columns of 16 rows.
+struct Group {
+    quants: *const u8,
+    /// Scale and min of 16 columns each.
+    factors: [(__m512, __m512); 2],
+}
+
+impl Group {
+    #[inline(always)]
+    unsafe fn at<P: Packing>(panel: *const u8, g: usize) -> Group {
+        let l = P::LAYOUT;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let block = panel.add(g / l.block_groups() * l.block_bytes());
+            let quants = block.add(l.header_bytes() + g % l.block_groups() * l.record_bytes());
+            let scales = quants.add(l.group_bytes());
+            let header = Header::<Avx512>::read::<P>(block, 0);
+            let first = header.factors::<P>(scales, 0, 0);
+            let second = if l.halves { header.factors::<P>(scales, 1, 0) } else { first };
+            Group { quants, factors: [first, second] }
+        }
+    }
+}
+
+/// Four columns of 16 rows as fixed-point numbers: a line of upper bytes and, a plane on, one of lower bytes. Both are
+/// signed: the upper byte is that of the number plus 128.
 #[inline(always)]
-unsafe fn columns(q: __m512i, (scale, min): (__m512, __m512), to: *mut Line) {
+unsafe fn columns(q: __m512i, [scale, min]: [__m512; 2], to: *mut Line) {
     // SAFETY: the caller's contract.
     unsafe {
         let byte = _mm512_set1_epi32(0xff);
-        let upper = _mm512_set1_epi32(-0x1_0000);
-        let q = [q, _mm512_srli_epi32::<16>(q)];
-        for i in 0..2 {
-            let even = _mm512_and_si512(q[i], byte);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<8>(q[i]), byte);
-            let even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), scale, min);
-            let odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), scale, min);
-            let high = [rounded(even), rounded(odd)];
-            let low = [rounded(_mm512_sub_ps(even, as_float(high[0]))), rounded(_mm512_sub_ps(odd, as_float(high[1])))];
-            for (plane, [even, odd]) in [high, low].into_iter().enumerate() {
-                // Bits of `odd` where `upper` is set, else of `even`, moved down.
-                let pair = _mm512_ternarylogic_epi32::<0xca>(upper, odd, _mm512_srli_epi32::<16>(even));
-                _mm512_store_si512(to.add(16 * plane + i).cast(), pair);
-            }
+        let mut x = [_mm512_setzero_si512(); 4];
+        x[0] = _mm512_and_si512(q, byte);
+        x[1] = _mm512_and_si512(_mm512_srli_epi32::<8>(q), byte);
+        x[2] = _mm512_and_si512(_mm512_srli_epi32::<16>(q), byte);
+        x[3] = _mm512_srli_epi32::<24>(q);
+        for x in &mut x {
+            *x = _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_cvtepi32_ps(*x), scale, min));
         }
+        const ODD: __mmask32 = 0xaaaa_aaaa;
+        let even = _mm512_mask_blend_epi16(ODD, x[0], _mm512_slli_epi32::<16>(x[2]));
+        let odd = _mm512_mask_blend_epi16(ODD, x[1], _mm512_slli_epi32::<16>(x[3]));
+        let half = _mm512_set1_epi16(128);
+        let (upper_even, upper_odd) = (_mm512_add_epi16(even, half), _mm512_add_epi16(odd, half));
+        const ODD_BYTES: __mmask64 = 0xaaaa_aaaa_aaaa_aaaa;
+        let high = _mm512_mask_blend_epi8(ODD_BYTES, _mm512_srli_epi16::<8>(upper_even), upper_odd);
+        let low = _mm512_mask_blend_epi8(ODD_BYTES, even, _mm512_slli_epi16::<8>(odd));
+        _mm512_store_si512(to.cast(), high);
+        _mm512_store_si512(to.add(PLANE).cast(), low);
     }
 }
 
-/// `out[t][r]` of `[n][stride]` for the given rows and tokens; `w` holds the rows.
+/// `out[t][r]` of `[n][stride]` for the given tokens and the first `n_rows` rows of a tile of weights.
 ///
 /// # Safety
-/// The CPU has AMX; the tokens are those of `x`, `w` has two panels of its columns; nobody else uses these outputs.
+/// The CPU has AMX; the tokens are those of `x`, `w` is a tile of its columns; nobody else uses these outputs.
+#[target_feature(enable = "avx512f")]
 pub(super) unsafe fn products(
     w: &[Line],
-    rows: Range<usize>,
+    n_rows: usize,
     x: &TileRows,
     tokens: Range<usize>,
     out: *mut f32,
     stride: usize,
 ) {
-    let groups = x.n_cols / GROUP;
-    let mut some = [[0.0_f32; ROWS]; 2 * TILE_TOKENS];
+    let per_tile = tile_lines(x.n_cols);
+    let mut sums = [[Line([0; 64]); 2 * TILE_TOKENS]; 2];
+    let rows = ((1_u32 << n_rows) - 1) as __mmask16;
     // SAFETY: the caller's contract. Without a second tile of tokens the first stands in for it.
     unsafe {
         configure();
-        let w = w.as_ptr().cast::<u8>();
+        let w = w.as_ptr();
+        let row_scales = _mm512_load_ps(w.add(per_tile - 1).cast());
         for t in tokens.clone().step_by(2 * TILE_TOKENS) {
             let n = (tokens.end - t).min(2 * TILE_TOKENS);
-            let first = x.lines.as_ptr().cast::<u8>().add(t / TILE_TOKENS * x.tile_lines() * 64);
-            let second = if n > TILE_TOKENS { first.add(x.tile_lines() * 64) } else { first };
-            let whole = n == 2 * TILE_TOKENS && rows.len() == ROWS;
-            let out = out.add(t * stride + rows.start);
-            let (to, step) = if whole { (out, stride) } else { (some.as_mut_ptr().cast(), ROWS) };
-            multiply(x.planes == 2, [first, second], [w, w.add(groups * 2 * TILE)], groups, to, step);
-            if !whole {
-                for (i, some) in some.iter().enumerate().take(n) {
-                    out.add(i * stride).copy_from_nonoverlapping(some.as_ptr(), rows.len());
-                }
+            let first = x.lines.as_ptr().add(t / TILE_TOKENS * per_tile);
+            let second = if n > TILE_TOKENS { first.add(per_tile) } else { first };
+            multiply([first, second], w, per_tile / (2 * PLANE), &mut sums);
+            for i in 0..n {
+                let tile = if i < TILE_TOKENS { first } else { second };
+                let scale = *tile.add(per_tile - 1).cast::<f32>().add(i % TILE_TOKENS);
+                let high = _mm512_cvtepi32_ps(_mm512_load_si512((&raw const sums[0][i]).cast()));
+                let mixed = _mm512_cvtepi32_ps(_mm512_load_si512((&raw const sums[1][i]).cast()));
+                let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), mixed);
+                let product = _mm512_mul_ps(sum, _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
+                _mm512_mask_storeu_ps(out.add((t + i) * stride), rows, product);
             }
         }
         asm!("tilerelease", options(nostack, nomem));
@@ -203,89 +245,43 @@ unsafe fn configure() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) }
 }
 
-/// Two tiles of tokens by two of rows: `out` is `[32][stride]`. Products of high with low numbers come first.
+/// Two tiles of tokens by one of rows: sums of products of upper bytes, and of upper with lower ones.
 #[inline(always)]
-unsafe fn multiply(
-    two_planes: bool,
-    x: [*const u8; 2],
-    w: [*const u8; 2],
-    groups: usize,
-    out: *mut f32,
-    stride: usize,
-) {
-    /// The loop over groups with its body.
-    macro_rules! kernel {
-        ($step:literal, $($body:literal),*) => {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
-                $($body,)*
-                concat!("add {x0}, ", $step),
-                concat!("add {x1}, ", $step),
-                "add {w0}, 2048",
-                "add {w1}, 2048",
-                "dec {groups}",
-                "jnz 2b",
-                "tilestored [{out0} + {step} * 4], tmm0",
-                "tilestored [{out0} + {step} * 4 + 64], tmm1",
-                "tilestored [{out1} + {step} * 4], tmm2",
-                "tilestored [{out1} + {step} * 4 + 64], tmm3",
-                x0 = inout(reg) x[0] => _, x1 = inout(reg) x[1] => _, w0 = inout(reg) w[0] => _, w1 = inout(reg) w[1] => _,
-                groups = inout(reg) groups => _, line = in(reg) 64_usize,
-                out0 = in(reg) out, out1 = in(reg) out.add(TILE_TOKENS * stride), step = in(reg) stride,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
-            )
-        };
-    }
-    // SAFETY: the caller's contract; the tiles are configured; there is a group.
+unsafe fn multiply(x: [*const Line; 2], w: *const Line, steps: usize, sums: &mut [[Line; 2 * TILE_TOKENS]; 2]) {
+    // SAFETY: the caller's contract; the tiles are configured; there is a step; tiles of sums lie one after the other.
     unsafe {
-        if two_planes {
-            kernel!(
-                2048,
-                "tileloadd tmm4, [{x0} + {line} * 1 + 1024]",
-                "tileloadd tmm6, [{w0} + {line} * 1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{w1} + {line} * 1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {line} * 1 + 1024]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm4, [{x0} + {line} * 1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {line} * 1]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{w0} + {line} * 1 + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm7, [{w1} + {line} * 1 + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm3, tmm5, tmm7"
-            );
-        } else {
-            kernel!(
-                1024,
-                "tileloadd tmm4, [{x0} + {line} * 1]",
-                "tileloadd tmm6, [{w0} + {line} * 1 + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{w1} + {line} * 1 + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {line} * 1]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{w0} + {line} * 1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm7, [{w1} + {line} * 1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm3, tmm5, tmm7"
-            );
-        }
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm6, [{w} + {line} * 1]",
+            "tileloadd tmm4, [{x0} + {line} * 1]",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{w} + {line} * 1 + 1024]",
+            "tdpbssd tmm2, tmm4, tmm7",
+            "tileloadd tmm5, [{x1} + {line} * 1]",
+            "tdpbssd tmm1, tmm5, tmm6",
+            "tdpbssd tmm3, tmm5, tmm7",
+            "tileloadd tmm4, [{x0} + {line} * 1 + 1024]",
+            "tdpbssd tmm2, tmm4, tmm6",
+            "tileloadd tmm5, [{x1} + {line} * 1 + 1024]",
+            "tdpbssd tmm3, tmm5, tmm6",
+            "add {x0}, 2048",
+            "add {x1}, 2048",
+            "add {w}, 2048",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{sums} + {line} * 1], tmm0",
+            "tilestored [{sums} + {line} * 1 + 1024], tmm1",
+            "tilestored [{sums} + {line} * 1 + 2048], tmm2",
+            "tilestored [{sums} + {line} * 1 + 3072], tmm3",
+            x0 = inout(reg) x[0] => _, x1 = inout(reg) x[1] => _, w = inout(reg) w => _,
+            steps = inout(reg) steps => _, line = in(reg) 64_usize, sums = in(reg) sums,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
     }
 }

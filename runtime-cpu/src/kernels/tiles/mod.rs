@@ -1,8 +1,9 @@
-//! Products of many tokens on matrix tiles of bf16 numbers, where a CPU has them.
+//! Products of many tokens on matrix tiles of bytes, where a CPU has them.
 //!
-//! Weights and activations are written as sums of two bf16 numbers, 16 bits of mantissa. Of the four products three are
-//! added up, in f32: that of the two low parts is below what 16 bits hold. Quantised weights of a few rows at a time
-//! become such pairs when they are used, for all tokens of a task, so they stay as small in memory as they are.
+//! A token's activations and a row's weights are fixed-point numbers of 16 bits, in units of what makes the largest of
+//! them fit, and so two signed bytes each. Of the four products three are added up, in integers, for all columns: that of
+//! the two low bytes is below what 16 bits hold. Quantised weights of 16 rows at a time become such numbers when they are
+//! used, for all tokens of a task, so they stay as small in memory as they are.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
@@ -16,23 +17,34 @@ use crate::threads::{Base, Pool};
 /// Tokens side by side in a tile.
 const TILE_TOKENS: usize = 16;
 
-/// Rows of weights that are converted at a time: two panels.
+/// Columns of a tile.
+const COLUMNS: usize = 64;
+
+/// Rows of weights of a task: neighbours in the output that no other thread writes.
 const ROWS: usize = 2 * PANEL_ROWS;
 
 /// Fewer tokens do not repay the conversion of the weights.
 const MIN_TOKENS: usize = 24;
 
+/// More columns could overflow a sum: `2 * 127 * 128` each.
+const MAX_COLUMNS: usize = 65_536;
+
 /// Bytes of activations that stay in a core's second cache beside the weights of a task.
 const CACHED: usize = 1_250_000;
 
-/// Activation vectors as bf16 numbers, one or two for each value, in tiles of 16 tokens and 32 columns.
+/// Activation vectors as fixed-point numbers, in tiles of 16 tokens.
 #[derive(Clone, Debug, Default)]
 pub struct TileRows {
     n: usize,
     n_cols: usize,
-    planes: usize,
-    /// `[n / 16][n_cols / 32][planes][16]` The 32 columns of a token.
+    /// `[n / 16]` tiles: for every 64 columns, filled up with zeros, the upper bytes of each token and then the lower
+    /// ones; after all columns, 16 scales.
     lines: Vec<Line>,
+}
+
+/// Lines of a tile.
+const fn tile_lines(n_cols: usize) -> usize {
+    n_cols.div_ceil(COLUMNS) * 2 * TILE_TOKENS + 1
 }
 
 /// Quantised weights, repacked or as they lie in the file.
@@ -42,15 +54,6 @@ pub enum TileWeights<'a> {
     Packed(&'a Packed),
     /// Blocks.
     Rows(WeightRows<'a>),
-}
-
-/// Some rows of weights as pairs of bf16 numbers: `[ROWS / 16][n_cols / 32][2][16]`, two columns of 16 rows in a line.
-type Converted = Vec<Line>;
-
-impl TileRows {
-    fn tile_lines(&self) -> usize {
-        self.n_cols / GROUP * self.planes * TILE_TOKENS
-    }
 }
 
 impl TileWeights<'_> {
@@ -63,36 +66,37 @@ impl TileWeights<'_> {
 }
 
 impl Dispatch {
-    /// Whether products of `n` tokens with quantised weights go through tiles at this level.
-    pub fn has_tiles(self, n: usize) -> bool {
+    /// Whether products of `n` tokens of `n_cols` values with quantised weights go through tiles at this level.
+    pub fn has_tiles(self, n: usize, n_cols: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.0 == Level::Amx && n >= MIN_TOKENS;
+        return self.0 == Level::Amx && n >= MIN_TOKENS && n_cols <= MAX_COLUMNS;
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
 
-    /// Writes `x` `[n][n_cols]` as tiles, each value as the sum of two bf16 numbers or, with one plane, as the nearest.
+    /// Writes `x` `[n][n_cols]` as tiles of fixed-point numbers: 16 bits, of which the largest value of a token uses all.
     ///
     /// # Panics
     /// Unless the level [has tiles](Self::has_tiles) and `n_cols` is a multiple of 32.
-    pub fn split_tiles(self, x: &[f32], n_cols: usize, two_planes: bool, pool: &Pool, to: &mut TileRows) {
+    pub fn split_tiles(self, x: &[f32], n_cols: usize, pool: &Pool, to: &mut TileRows) {
         assert!(n_cols.is_multiple_of(GROUP) && x.len().is_multiple_of(n_cols), "split_tiles shapes");
-        (to.n, to.n_cols, to.planes) = (x.len() / n_cols, n_cols, if two_planes { 2 } else { 1 });
-        let per_tile = to.tile_lines();
+        (to.n, to.n_cols) = (x.len() / n_cols, n_cols);
+        let per_tile = tile_lines(n_cols);
         to.lines.resize(to.n.div_ceil(TILE_TOKENS) * per_tile, Line([0; 64]));
         pool.chunks(&mut to.lines, per_tile, |i, tile| {
             let from = i * TILE_TOKENS * n_cols;
-            self.split_tile(&x[from..x.len().min(from + TILE_TOKENS * n_cols)], n_cols, two_planes, tile);
+            self.split_tile(&x[from..x.len().min(from + TILE_TOKENS * n_cols)], n_cols, tile);
         });
     }
 
-    /// `out[t][r] = w[r] . x[t]`; `out` is `[n][n_rows]`. Within 2e-5 of the norms' product with two planes, 5e-3 with one.
+    /// `out[t][r] = w[r] . x[t]`; `out` is `[n][n_rows]`. Within 2e-5 of the norms' product. A token or row with a number
+    /// that is not finite gives NaN.
     ///
     /// # Panics
     /// Unless the level [has tiles](Self::has_tiles) and the shapes agree.
     pub fn gemm_tiles(self, w: TileWeights<'_>, x: &TileRows, pool: &Pool, out: &mut [f32]) {
         let (n_rows, n_cols) = w.shape();
-        assert!(out.len() == x.n * n_rows && x.n_cols == n_cols, "gemm_tiles shapes");
+        assert!(out.len() == x.n * n_rows && x.n_cols == n_cols && n_cols <= MAX_COLUMNS, "gemm_tiles shapes");
         if let TileWeights::Rows(w) = w {
             w.check();
         }
@@ -121,46 +125,40 @@ impl Dispatch {
         out: *mut f32,
         stride: usize,
     ) {
-        // Taken out and put back: 100 to 200 KB.
-        thread_local!(static CONVERTED: std::cell::RefCell<Converted> = const { std::cell::RefCell::new(Vec::new()) });
-        let mut to = CONVERTED.take();
-        let per_panel = x.n_cols / GROUP * 2 * 16;
-        to.resize(ROWS / PANEL_ROWS * per_panel, Line([0; 64]));
+        // Taken out and put back: 20 to 200 KB.
+        thread_local!(static CONVERTED: std::cell::RefCell<Vec<Line>> = const { std::cell::RefCell::new(Vec::new()) });
+        let mut converted = CONVERTED.take();
+        converted.resize(tile_lines(x.n_cols), Line([0; 64]));
+        let mut panel = |w: PackedRows<'_>, from: usize| {
+            // SAFETY: the caller's contract; there is room for a panel.
+            unsafe { self.panel_products(w, &mut converted, x, tokens.clone(), out.add(from), stride) };
+        };
         match w {
-            TileWeights::Packed(w) => self.convert(w.rows(rows.start, rows.end), &mut to),
-            TileWeights::Rows(w) => super::packed::unpacked(w.slice(rows.start, rows.end), |panel, from| {
-                self.convert(panel, &mut to[from / PANEL_ROWS * per_panel..]);
+            TileWeights::Packed(w) => rows.clone().step_by(PANEL_ROWS).for_each(|from| {
+                panel(w.rows(from, rows.end.min(from + PANEL_ROWS)), from);
             }),
+            TileWeights::Rows(w) => {
+                super::packed::unpacked(w.slice(rows.start, rows.end), |w, from| panel(w, rows.start + from));
+            }
         }
-        // SAFETY: the caller's contract.
-        unsafe { self.tile_products(&to, rows, x, tokens, out, stride) };
-        CONVERTED.set(to);
+        CONVERTED.set(converted);
     }
 
-    fn split_tile(self, x: &[f32], n_cols: usize, two_planes: bool, to: &mut [Line]) {
+    fn split_tile(self, x: &[f32], n_cols: usize, to: &mut [Line]) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if the CPU has it; a tile has room for 16 tokens.
-            Level::Amx => unsafe { amx::split_tile(x, n_cols, two_planes, to) },
-            _ => unreachable!("a level without tiles"),
-        }
-    }
-
-    fn convert(self, w: PackedRows<'_>, to: &mut [Line]) {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Dispatch` holds this level only if the CPU has it; there is room for the panels.
-            Level::Amx => unsafe { amx::convert(w, to) },
+            Level::Amx => unsafe { amx::split_tile(x, n_cols, to) },
             _ => unreachable!("a level without tiles"),
         }
     }
 
     /// # Safety
-    /// As of `tiles_task`; `w` holds the rows.
-    unsafe fn tile_products(
+    /// `w` is a panel, `converted` a tile of its columns, the tokens those of `x`; nobody else uses the outputs.
+    unsafe fn panel_products(
         self,
-        w: &[Line],
-        rows: Range<usize>,
+        w: PackedRows<'_>,
+        converted: &mut [Line],
         x: &TileRows,
         tokens: Range<usize>,
         out: *mut f32,
@@ -169,7 +167,10 @@ impl Dispatch {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if the CPU has it; the rest is the caller's contract.
-            Level::Amx => unsafe { amx::products(w, rows, x, tokens, out, stride) },
+            Level::Amx => unsafe {
+                amx::convert(w, converted);
+                amx::products(converted, w.n_rows, x, tokens, out, stride);
+            },
             _ => unreachable!("a level without tiles"),
         }
     }
