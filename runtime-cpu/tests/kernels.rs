@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ecokv::kernels::{
-    Dispatch, Floats, KvRows, Packed, Partial, Q8Block, Q8Rows, Tile, TileRows, TileWeights, WeightRows,
+    Dispatch, Floats, KvRows, KvTiles, Packed, Partial, Q8Block, Q8Rows, Tile, TileRows, TileWeights, WeightRows,
 };
 use ecokv::quant::{GgmlType, dequantize_row};
 use ecokv::threads::Pool;
@@ -340,6 +340,56 @@ fn attention_of_a_tile_matches_float64() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn attention_on_tiles_matches_float64() {
+    // Widths that fill steps of 64 and that do not; blocks of 64 rows that all, some and no query of a panel sees.
+    let pool = Pool::new(2).unwrap();
+    for (dispatch, d) in Dispatch::available().into_iter().flat_map(|x| [32, 64, 96, 128].map(|d| (x, d))) {
+        if !dispatch.has_kv_tiles(24, d) {
+            continue;
+        }
+        for (n, len, window) in [(1, 1, 500), (5, 20, 500), (17, 33, 37), (47, 130, 37), (48, 300, 500), (48, 300, 70)] {
+            let q: Vec<f32> = noise(n * d, 1).iter().map(|v| 4.0 * v).collect();
+            let (k, mut v) = (noise(len * d, 2), noise(len * d, 3));
+            v.iter_mut().skip(7).step_by(d).for_each(|v| *v *= 100.0); // a column of another size
+            let other = (noise(70 * d, 4), noise(70 * d, 5));
+            let mut kv = KvTiles::default();
+            dispatch.split_kv(&[(&other.0, &other.1), (&k, &v)], d, &pool, &mut kv);
+            let seen = |r: usize| (len - n + r + 1).saturating_sub(window)..len - n + r + 1;
+            let mut tile = Tile::default();
+            tile.load(d, 1.0, (0..48).map(|_| (&k[..d], 0..len))); // leaves no trace
+            dispatch.attend_kv_tiles(&mut tile, &kv, 1);
+            tile.load(d, 0.5, (0..n).map(|r| (&q[r * d..(r + 1) * d], seen(r))));
+            dispatch.attend_kv_tiles(&mut tile, &kv, 1);
+            let mut out = vec![0.0; d];
+            for r in 0..n {
+                let q = &q[r * d..(r + 1) * d];
+                let scores: Vec<f64> = seen(r).map(|i| 0.5 * dot64(q, &k[i * d..(i + 1) * d])).collect();
+                let (_, _, p) = softmax(&scores);
+                tile.store(r, &mut out);
+                for (c, got) in out.iter().enumerate() {
+                    let want: f64 = seen(r).zip(&p).map(|(i, p)| p * f64::from(v[i * d + c])).sum();
+                    let size = if c == 7 { 100.0 } else { 1.0 };
+                    assert!((f64::from(*got) - want).abs() < 5e-4 * size, "d {d} n {n} query {r}: {got}, {want}");
+                }
+            }
+        }
+        // What is not finite is not hidden.
+        let (mut k, v) = (noise(70 * d, 2), noise(70 * d, 3));
+        k[66 * d + 3] = f32::NAN;
+        let mut kv = KvTiles::default();
+        dispatch.split_kv(&[(&k, &v)], d, &pool, &mut kv);
+        let mut tile = Tile::default();
+        tile.load(d, 1.0, [(&v[..d], 0..66), (&v[..d], 0..70)].into_iter());
+        dispatch.attend_kv_tiles(&mut tile, &kv, 0);
+        let mut out = vec![0.0; d];
+        tile.store(0, &mut out);
+        assert!(out.iter().all(|v| v.is_finite()));
+        tile.store(1, &mut out);
+        assert!(out.iter().all(|v| v.is_nan()));
     }
 }
 

@@ -56,7 +56,7 @@ use half::f16;
 pub use attention::{KvRows, Partial, Q8Block, TILE_ROWS, Tile};
 pub use floats::{FloatRows, Floats};
 pub use packed::{Packed, PackedRows};
-pub use tiles::{TileRows, TileWeights};
+pub use tiles::{KvTiles, TileRows, TileWeights};
 
 use crate::Error;
 use crate::quant::GgmlType;

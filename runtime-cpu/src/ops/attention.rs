@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::Compute;
+use super::{Compute, Precision};
 use crate::cache::{LayerCache, Staging};
-use crate::kernels::{Partial, TILE_ROWS, Tile};
+use crate::kernels::{KvTiles, Partial, TILE_ROWS, Tile};
 
 thread_local! {
     static TILE: RefCell<Tile> = RefCell::default();
+    static KV_TILES: RefCell<KvTiles> = RefCell::default();
 }
 
 /// Which rows a query sees.
@@ -30,11 +31,18 @@ pub enum Mask<'a> {
 /// stands at row `len - n + t` of each head. Softmax and accumulation in f32.
 pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask<'_>, scale: f32, out: &mut [f32]) {
     let queries = Queries::new(q, n, layer, mask, scale);
+    let d = layer.head_dim();
+    let on_tiles = cx.precision != Precision::Float && cx.dispatch.has_kv_tiles(n, d);
+    let mut kv_tiles = KV_TILES.take();
+    if on_tiles {
+        let heads: Vec<_> = (0..layer.n_kv_heads()).map(|h| (layer.keys(h), layer.values(h, 0, layer.len(h)))).collect();
+        cx.dispatch.split_kv(&heads, d, &cx.pool, &mut kv_tiles);
+    }
     // The rows that the queries of a KV head write, in the order of `Queries::tile`.
     let mut rows: Vec<Vec<&mut [f32]>> =
         (0..layer.n_kv_heads()).map(|_| Vec::with_capacity(n * queries.group)).collect();
     for token in out.chunks_exact_mut(queries.width) {
-        for (j, row) in token.chunks_exact_mut(layer.head_dim()).enumerate() {
+        for (j, row) in token.chunks_exact_mut(d).enumerate() {
             rows[j / queries.group].push(row);
         }
     }
@@ -47,10 +55,15 @@ pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask<'_
     cx.pool.each(tasks, |(i, h, rows)| {
         let mut tile = TILE.take();
         queries.load(h, i, &mut tile);
-        cx.dispatch.attend_tile(&mut tile, layer.keys(h), layer.values(h, 0, layer.len(h)));
+        if on_tiles {
+            cx.dispatch.attend_kv_tiles(&mut tile, &kv_tiles, h);
+        } else {
+            cx.dispatch.attend_tile(&mut tile, layer.keys(h), layer.values(h, 0, layer.len(h)));
+        }
         rows.iter_mut().enumerate().for_each(|(r, row)| tile.store(r, row));
         TILE.set(tile);
     });
+    KV_TILES.set(kv_tiles);
 }
 
 /// Stripes of tiles that sum their attention apart. Fixed, so that results do not depend on the number of threads.

@@ -6,7 +6,7 @@ use super::kernels;
 use super::lanes::{self, Lanes};
 
 #[derive(Clone, Copy)]
-struct Zmm(__m512);
+pub(in crate::kernels) struct Zmm(pub(in crate::kernels) __m512);
 
 // Of a tile, 8 x 3 sums, 3 operands and a number fill
 // 28 of 32 registers.

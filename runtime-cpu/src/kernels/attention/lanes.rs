@@ -6,7 +6,7 @@
 /// # Safety
 /// Every method requires a CPU with the instruction set of the implementation, and pointers to as many elements as the
 /// method reads or writes, of any alignment.
-pub(super) trait Lanes: Copy {
+pub(in crate::kernels) trait Lanes: Copy {
     /// Floats of a register: 4, 8 or 16.
     const N: usize;
 

@@ -7,9 +7,9 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod lanes;
+pub(super) mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -21,6 +21,7 @@ use std::ops::Range;
 
 use half::f16;
 
+use super::packed::Line;
 use super::{Dispatch, Level};
 
 /// Queries of a [`Tile`].
@@ -64,29 +65,32 @@ pub struct Partial<'a> {
 /// Up to [`TILE_ROWS`] queries that meet the same keys, a lane each, and the state of their softmax.
 #[derive(Debug)]
 pub struct Tile {
-    n: usize,
+    pub(super) n: usize,
     /// `[head_dim]` Queries, scaled.
-    q: Vec<Across>,
+    pub(super) q: Vec<Across>,
     /// `[head_dim]` Weighted sums of values, not divided by `sum` yet.
-    out: Vec<Across>,
+    pub(super) out: Vec<Across>,
     /// `[TILE_BLOCK]`
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
         expect(dead_code, reason = "for the vector kernels")
     )]
     scores: Vec<Across>,
-    max: Across,
-    sum: Across,
+    /// The queries as fixed-point numbers, for kernels that have their own tiles.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for AMX"))]
+    pub(super) panels: Vec<Line>,
+    pub(super) max: Across,
+    pub(super) sum: Across,
     /// Rows `first..end` are seen by a query. Lanes without a query see what the last query sees.
-    first: [i32; TILE_ROWS],
+    pub(super) first: [i32; TILE_ROWS],
     /// See `first`.
-    end: [i32; TILE_ROWS],
+    pub(super) end: [i32; TILE_ROWS],
 }
 
 /// A number for each query of a tile.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Across([f32; TILE_ROWS]);
+pub(super) struct Across(pub(super) [f32; TILE_ROWS]);
 
 const ZERO: Across = Across([0.0; TILE_ROWS]);
 
@@ -97,7 +101,7 @@ impl Default for Tile {
     fn default() -> Tile {
         let scores = vec![ZERO; TILE_BLOCK];
         let (first, end) = ([0; TILE_ROWS], [0; TILE_ROWS]);
-        Tile { n: 0, q: Vec::new(), out: Vec::new(), scores, max: LOWEST, sum: ZERO, first, end }
+        Tile { n: 0, q: Vec::new(), out: Vec::new(), scores, panels: Vec::new(), max: LOWEST, sum: ZERO, first, end }
     }
 }
 
@@ -125,11 +129,16 @@ impl Tile {
 
     /// The attention of query `r`, `[head_dim]`.
     pub fn store(&self, r: usize, out: &mut [f32]) {
-        let inverse = if self.sum.0[r] > 0.0 { 1.0 / self.sum.0[r] } else { 0.0 };
+        let inverse = if self.sum.0[r] == 0.0 { 0.0 } else { 1.0 / self.sum.0[r] };
         out.iter_mut().zip(&self.out).for_each(|(o, v)| *o = v.0[r] * inverse);
     }
 
-    fn check(&self, n_values: usize, what: &str) {
+    /// Values of a query.
+    pub fn head_dim(&self) -> usize {
+        self.q.len()
+    }
+
+    pub(super) fn check(&self, n_values: usize, what: &str) {
         let rows = self.end.iter().fold(0, |a, &b| a.max(b)) as usize;
         assert!(n_values >= rows * self.q.len(), "{what}: {n_values} values for {rows} rows of {}", self.q.len());
     }

@@ -7,8 +7,11 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
+mod attention;
 
 use std::ops::Range;
+
+pub use attention::KvTiles;
 
 use super::packed::{Line, PackedRows};
 use super::{Dispatch, GROUP, Level, PANEL_ROWS, Packed, WeightRows};

@@ -1,6 +1,8 @@
 //! AMX adds the products of 16 tokens by 16 rows over 64 columns of signed bytes in one instruction. Tile instructions are
 //! written out, as their intrinsics are not stable; the rest is AVX-512.
 
+pub(super) mod attention;
+
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -54,17 +56,13 @@ pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, to: &mut [Line]) {
     for (t, x) in x.chunks_exact(n_cols).enumerate() {
         // SAFETY: 32 floats are read at a time; halves of lines inside `planes`, and 16 scales, are written.
         unsafe {
-            let mut largest = _mm512_setzero_ps();
-            let mut nan = _mm512_setzero_ps();
+            let mut range = Magnitudes::new();
             for x in x.as_chunks::<16>().0 {
-                let x = _mm512_loadu_ps(x.as_ptr());
-                largest = _mm512_max_ps(_mm512_abs_ps(x), largest);
-                nan = _mm512_fmadd_ps(x, _mm512_setzero_ps(), nan);
+                range.add(_mm512_loadu_ps(x.as_ptr()));
             }
-            let largest = _mm512_reduce_max_ps(largest);
-            let inverse = _mm512_set1_ps(if largest > 0.0 { LARGEST / largest } else { 0.0 });
-            // Sums are in units of the upper bytes' 256.
-            *scales.add(t) = 256.0 / LARGEST * largest + _mm512_reduce_add_ps(nan);
+            let range = range.of_all();
+            let inverse = range.inverse();
+            *scales.add(t) = _mm512_cvtss_f32(range.scales(256.0));
             let line = planes.as_mut_ptr().add(t).cast::<__m128i>();
             let half = |g: usize| line.add((g / 2 * 2 * PLANE) * 4 + g % 2 * 2);
             for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
@@ -101,30 +99,27 @@ unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
     // SAFETY: the panel has these groups; `to` has two planes for every two of them and a line of scales.
     unsafe {
         let panel = w.panels(P::LAYOUT).next().unwrap_unchecked();
-        let mut largest = _mm512_setzero_ps();
-        let mut nan = _mm512_setzero_ps();
         let most = _mm512_set1_ps(P::LAYOUT.largest() as f32);
+        let mut range = Magnitudes::new();
         for g in 0..groups {
             for (scale, min) in Group::at::<P>(panel, g).factors {
-                let ends = _mm512_max_ps(_mm512_abs_ps(min), _mm512_abs_ps(_mm512_fmadd_ps(most, scale, min)));
-                largest = _mm512_max_ps(ends, largest);
-                nan = _mm512_fmadd_ps(_mm512_add_ps(scale, min), _mm512_setzero_ps(), nan);
+                range.add(min);
+                range.add(_mm512_fmadd_ps(most, scale, min));
             }
         }
-        let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(largest, _mm512_setzero_ps());
-        let inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(LARGEST), largest);
-        let scales = _mm512_fmadd_ps(largest, _mm512_set1_ps(1.0 / LARGEST), nan);
-        _mm512_store_ps(to.add(tile_lines(w.n_cols) - 1).cast(), scales);
+        let inverse = range.inverse();
+        _mm512_store_ps(to.add(tile_lines(w.n_cols) - 1).cast(), range.scales(1.0));
         for g in 0..groups {
             let Group { quants, factors } = Group::at::<P>(panel, g);
             let to = to.add(g / 2 * 2 * PLANE + g % 2 * (PLANE / 2));
-            let [first, second] = factors.map(|(scale, min)| [scale, min]);
-            let first = [_mm512_mul_ps(first[0], inverse), _mm512_mul_ps(first[1], inverse)];
-            let second = [_mm512_mul_ps(second[0], inverse), _mm512_mul_ps(second[1], inverse)];
             for v in 0..4 {
-                let [a, b] = quads::<P>(quants, v);
-                columns(a, first, to.add(v));
-                columns(b, second, to.add(4 + v));
+                for (half, quad) in quads::<P>(quants, v).into_iter().enumerate() {
+                    let (scale, min) = factors[half];
+                    let x = columns(quad, _mm512_mul_ps(scale, inverse), _mm512_mul_ps(min, inverse));
+                    for (p, bytes) in pack(x).into_iter().enumerate() {
+                        _mm512_store_si512(to.add(p * PLANE + 4 * half + v).cast(), bytes);
+                    }
+                }
             }
         }
         if !groups.is_multiple_of(2) {
@@ -159,31 +154,93 @@ impl Group {
     }
 }
 
-/// Four columns of 16 rows as fixed-point numbers: a line of upper bytes and, a plane on, one of lower bytes. Both are
-/// signed: the upper byte is that of the number plus 128.
+/// Four columns of 16 rows as fixed-point numbers.
 #[inline(always)]
-unsafe fn columns(q: __m512i, [scale, min]: [__m512; 2], to: *mut Line) {
-    // SAFETY: the caller's contract.
+unsafe fn columns(quad: __m512i, scale: __m512, min: __m512) -> [__m512i; 4] {
+    // SAFETY: the caller has the features.
     unsafe {
         let byte = _mm512_set1_epi32(0xff);
-        let mut x = [_mm512_setzero_si512(); 4];
-        x[0] = _mm512_and_si512(q, byte);
-        x[1] = _mm512_and_si512(_mm512_srli_epi32::<8>(q), byte);
-        x[2] = _mm512_and_si512(_mm512_srli_epi32::<16>(q), byte);
-        x[3] = _mm512_srli_epi32::<24>(q);
+        let mut x = [
+            _mm512_and_si512(quad, byte),
+            _mm512_and_si512(_mm512_srli_epi32::<8>(quad), byte),
+            _mm512_and_si512(_mm512_srli_epi32::<16>(quad), byte),
+            _mm512_srli_epi32::<24>(quad),
+        ];
         for x in &mut x {
             *x = _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_cvtepi32_ps(*x), scale, min));
         }
-        const ODD: __mmask32 = 0xaaaa_aaaa;
+        x
+    }
+}
+
+/// Four numbers of each lane as four upper bytes and four lower ones. Both are signed: the upper byte is that of the
+/// number plus 128.
+#[inline(always)]
+unsafe fn pack(x: [__m512i; 4]) -> [__m512i; 2] {
+    const ODD: __mmask32 = 0xaaaa_aaaa;
+    const ODD_BYTES: __mmask64 = 0xaaaa_aaaa_aaaa_aaaa;
+    // SAFETY: the caller has the features.
+    unsafe {
         let even = _mm512_mask_blend_epi16(ODD, x[0], _mm512_slli_epi32::<16>(x[2]));
         let odd = _mm512_mask_blend_epi16(ODD, x[1], _mm512_slli_epi32::<16>(x[3]));
         let half = _mm512_set1_epi16(128);
-        let (upper_even, upper_odd) = (_mm512_add_epi16(even, half), _mm512_add_epi16(odd, half));
-        const ODD_BYTES: __mmask64 = 0xaaaa_aaaa_aaaa_aaaa;
-        let high = _mm512_mask_blend_epi8(ODD_BYTES, _mm512_srli_epi16::<8>(upper_even), upper_odd);
-        let low = _mm512_mask_blend_epi8(ODD_BYTES, even, _mm512_slli_epi16::<8>(odd));
-        _mm512_store_si512(to.cast(), high);
-        _mm512_store_si512(to.add(PLANE).cast(), low);
+        let high = _mm512_srli_epi16::<8>(_mm512_add_epi16(even, half));
+        let high = _mm512_mask_blend_epi8(ODD_BYTES, high, _mm512_add_epi16(odd, half));
+        [high, _mm512_mask_blend_epi8(ODD_BYTES, even, _mm512_slli_epi16::<8>(odd))]
+    }
+}
+
+/// The largest magnitude of each lane.
+struct Magnitudes {
+    largest: __m512,
+    /// NaN where a number is not finite, else 0.
+    nan: __m512,
+}
+
+// SAFETY of every block: the caller has the features.
+impl Magnitudes {
+    #[inline(always)]
+    unsafe fn new() -> Magnitudes {
+        // SAFETY: see above.
+        unsafe { Magnitudes { largest: _mm512_setzero_ps(), nan: _mm512_setzero_ps() } }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, x: __m512) {
+        // SAFETY: see above.
+        unsafe {
+            self.largest = _mm512_max_ps(_mm512_abs_ps(x), self.largest);
+            self.nan = _mm512_fmadd_ps(x, _mm512_setzero_ps(), self.nan);
+        }
+    }
+
+    /// That of all lanes, in each.
+    #[inline(always)]
+    unsafe fn of_all(&self) -> Magnitudes {
+        // SAFETY: see above.
+        unsafe {
+            Magnitudes {
+                largest: _mm512_set1_ps(_mm512_reduce_max_ps(self.largest)),
+                nan: _mm512_set1_ps(_mm512_reduce_add_ps(self.nan)),
+            }
+        }
+    }
+
+    /// What makes fixed-point numbers; 0 where all are 0.
+    #[inline(always)]
+    unsafe fn inverse(&self) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.largest, _mm512_setzero_ps());
+            _mm512_maskz_div_ps(some, _mm512_set1_ps(LARGEST), self.largest)
+        }
+    }
+
+    /// What `unit` in fixed-point numbers stands for.
+    #[inline(always)]
+    unsafe fn scales(&self, unit: f32) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(self.largest, _mm512_set1_ps(unit / LARGEST), self.nan) }
     }
 }
 
@@ -201,54 +258,86 @@ pub(super) unsafe fn products(
     stride: usize,
 ) {
     let per_tile = tile_lines(x.n_cols);
-    let mut sums = [[Line([0; 64]); 2 * TILE_TOKENS]; 2];
+    let mut sums = Sums::default();
     let rows = ((1_u32 << n_rows) - 1) as __mmask16;
     // SAFETY: the caller's contract. Without a second tile of tokens the first stands in for it.
     unsafe {
-        configure();
+        let tiles = Tiles::configure();
         let w = w.as_ptr();
         let row_scales = _mm512_load_ps(w.add(per_tile - 1).cast());
         for t in tokens.clone().step_by(2 * TILE_TOKENS) {
             let n = (tokens.end - t).min(2 * TILE_TOKENS);
             let first = x.lines.as_ptr().add(t / TILE_TOKENS * per_tile);
             let second = if n > TILE_TOKENS { first.add(per_tile) } else { first };
-            multiply([first, second], w, per_tile / (2 * PLANE), &mut sums);
+            multiply(&tiles, [first, second], w, per_tile / (2 * PLANE), &mut sums);
             for i in 0..n {
                 let tile = if i < TILE_TOKENS { first } else { second };
                 let scale = *tile.add(per_tile - 1).cast::<f32>().add(i % TILE_TOKENS);
-                let high = _mm512_cvtepi32_ps(_mm512_load_si512((&raw const sums[0][i]).cast()));
-                let mixed = _mm512_cvtepi32_ps(_mm512_load_si512((&raw const sums[1][i]).cast()));
-                let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), mixed);
-                let product = _mm512_mul_ps(sum, _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
+                let product = _mm512_mul_ps(sums.line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
                 _mm512_mask_storeu_ps(out.add((t + i) * stride), rows, product);
             }
         }
-        asm!("tilerelease", options(nostack, nomem));
     }
 }
 
-/// All tiles are 16 lines.
-unsafe fn configure() {
-    /// What `ldtilecfg` reads.
-    #[repr(C, align(64))]
-    struct Config {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
+/// Tiles of 16 lines, until it is dropped.
+struct Tiles(());
+
+impl Tiles {
+    /// # Safety
+    /// The CPU has AMX and the process may use it; there is one of these on a thread.
+    unsafe fn configure() -> Tiles {
+        /// What `ldtilecfg` reads.
+        #[repr(C, align(64))]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..8].fill(64);
+        config.rows[..8].fill(16);
+        // SAFETY: the caller's contract; the configuration is 64 bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) }
+        Tiles(())
     }
-    let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    config.row_bytes[..8].fill(64);
-    config.rows[..8].fill(16);
-    // SAFETY: the CPU has AMX; the configuration is 64 bytes.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) }
 }
 
-/// Two tiles of tokens by one of rows: sums of products of upper bytes, and of upper with lower ones.
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: the CPU has AMX.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) }
+    }
+}
+
+/// Sums of products of upper bytes, and of upper with lower ones: `[2][32]` lines of 16.
+#[repr(C, align(64))]
+struct Sums([[Line; 2 * TILE_TOKENS]; 2]);
+
+impl Default for Sums {
+    fn default() -> Sums {
+        Sums([[Line([0; 64]); 2 * TILE_TOKENS]; 2])
+    }
+}
+
+impl Sums {
+    /// Line `i` in units of an upper byte.
+    #[inline(always)]
+    unsafe fn line(&self, i: usize) -> __m512 {
+        // SAFETY: the caller has the features.
+        unsafe {
+            let load = |plane: usize| _mm512_load_si512((&raw const self.0[plane][i]).cast());
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(load(0)), _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(load(1)))
+        }
+    }
+}
+
+/// Two tiles of tokens by one of rows.
 #[inline(always)]
-unsafe fn multiply(x: [*const Line; 2], w: *const Line, steps: usize, sums: &mut [[Line; 2 * TILE_TOKENS]; 2]) {
-    // SAFETY: the caller's contract; the tiles are configured; there is a step; tiles of sums lie one after the other.
+unsafe fn multiply(_: &Tiles, x: [*const Line; 2], w: *const Line, steps: usize, sums: &mut Sums) {
+    // SAFETY: the caller's contract; there is a step; tiles of sums lie one after the other.
     unsafe {
         asm!(
             "tilezero tmm0",
