@@ -2,6 +2,7 @@
 //! line, those of values with weights a column.
 
 use std::arch::x86_64::*;
+use std::f32::consts::LOG2_E;
 
 use super::super::attention::KEYS;
 use super::{LARGEST, Magnitudes, PLANE, Sums, TILE_TOKENS, Tiles, multiply, pack, split_tile, tile_lines};
@@ -12,6 +13,9 @@ use crate::kernels::packed::Line;
 
 /// Queries of a panel.
 const LANES: usize = 16;
+
+/// Panels of a [`Tile`].
+const MOST_PANELS: usize = TILE_ROWS / LANES;
 
 /// Up to 64 rows of keys and values `[rows][head_dim]` as a block.
 ///
@@ -77,15 +81,67 @@ pub(in super::super) unsafe fn attend(t: &mut Tile, blocks: &[Line], n_lines: us
     // SAFETY: the caller's contract; a block has its tiles of keys and then those of values.
     unsafe {
         let tiles = Tiles::configure();
+        let mut seen = [Seen::default(); MOST_PANELS];
         t.panels.resize(n_panels * per_tile, Line([0; 64]));
         for p in 0..n_panels {
             split_queries(t.q.as_ptr().cast::<f32>().add(p * LANES), d, &mut t.panels[p * per_tile..][..per_tile]);
+            seen[p] = Seen::by(t, p);
         }
-        for (b, block) in blocks.chunks_exact(n_lines).enumerate() {
-            for p in 0..n_panels {
-                attend_block(&tiles, t, p, b * KEYS, block.as_ptr(), d);
+        let seen = &seen[..n_panels];
+        let keys = |b: usize| blocks.as_ptr().add(b * n_lines);
+        let mut weights = [[Line([0; 64]); 2 * PLANE]; MOST_PANELS];
+        let mut products = [[Sums::default(); 2]; 2];
+        let mut sums = [Sums::default(); 2];
+        // Products take long to come out: those of a panel are asked for before those of the panel before it are used.
+        let mut before = None;
+        let mut turn = 0;
+        for b in 0..blocks.len() / n_lines {
+            for p in (0..n_panels).filter(|&p| seen[p].some_of(b)) {
+                score(&tiles, keys(b), t.panels.as_ptr().add(p * per_tile), d, &mut products[turn]);
+                turn ^= 1;
+                if let Some((b, p)) = before {
+                    weigh(t, p, b, &seen[p], keys(b), &products[turn], &mut weights[p]);
+                }
+                if let Some((last, _)) = before.replace((b, p)).filter(|(last, _)| *last != b) {
+                    add_values(&tiles, t, seen, last, keys(last), &weights, &mut sums);
+                }
             }
         }
+        if let Some((b, p)) = before {
+            weigh(t, p, b, &seen[p], keys(b), &products[turn ^ 1], &mut weights[p]);
+            add_values(&tiles, t, seen, b, keys(b), &weights, &mut sums);
+        }
+    }
+}
+
+/// Rows that the queries of a panel see: some of `first..end`, all of them `all_from..all_end`.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    first: usize,
+    all_from: usize,
+    all_end: usize,
+    end: usize,
+}
+
+impl Seen {
+    fn by(t: &Tile, p: usize) -> Seen {
+        let lanes = p * LANES..(p + 1) * LANES;
+        let bounds = |at: &[i32]| {
+            let (low, high) = at.iter().fold((i32::MAX, 0), |(low, high), &i| (low.min(i), high.max(i)));
+            (low as usize, high as usize)
+        };
+        let ((first, all_from), (all_end, end)) = (bounds(&t.first[lanes.clone()]), bounds(&t.end[lanes]));
+        Seen { first, all_from, all_end, end }
+    }
+
+    /// Whether a query sees a row of block `b`.
+    fn some_of(self, b: usize) -> bool {
+        self.first < (b + 1) * KEYS && b * KEYS < self.end
+    }
+
+    /// Whether every query sees all of it.
+    fn all_of(self, b: usize) -> bool {
+        self.all_from <= b * KEYS && (b + 1) * KEYS <= self.all_end
     }
 }
 
@@ -115,80 +171,132 @@ unsafe fn split_queries(q: *const f32, d: usize, to: &mut [Line]) {
     }
 }
 
-/// Adds a block of keys, the first of which is row `from`, to the softmax and the sums of panel `p`.
+/// Products of a block of keys with a panel of queries, half of the keys each.
 #[inline(always)]
-unsafe fn attend_block(tiles: &Tiles, t: &mut Tile, p: usize, from: usize, block: *const Line, d: usize) {
-    let lanes = p * LANES..(p + 1) * LANES;
-    let bounds = |at: &[i32; TILE_ROWS]| {
-        let at = &at[lanes.clone()];
-        (at.iter().fold(i32::MAX, |a, &b| a.min(b)) as usize, at.iter().fold(0, |a, &b| a.max(b)) as usize)
-    };
-    let ((earliest, latest), (soonest, end)) = (bounds(&t.first), bounds(&t.end));
-    if from + KEYS <= earliest || from >= end {
-        return;
+unsafe fn score(tiles: &Tiles, keys: *const Line, panel: *const Line, d: usize, sums: &mut [Sums; 2]) {
+    let per_tile = tile_lines(d);
+    for (i, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's contract; a block has four tiles of keys.
+        unsafe {
+            let keys = keys.add(2 * i * per_tile);
+            multiply(tiles, [keys, keys.add(per_tile)], panel, per_tile / (2 * PLANE), sums);
+        }
     }
-    // Where every query sees every row nothing is masked.
-    let masked = from < latest || from + KEYS > soonest;
-    let (per_tile, value_lines) = (tile_lines(d), tile_lines(KEYS));
+}
+
+/// Adds the scores of block `b` to the softmax of panel `p`. The weights, between 0 and 1, are `[2][KEYS / 4]` lines of four
+/// keys for 16 queries.
+#[inline(always)]
+unsafe fn weigh(
+    t: &mut Tile,
+    p: usize,
+    b: usize,
+    seen: &Seen,
+    keys: *const Line,
+    products: &[Sums; 2],
+    weights: &mut [Line; 2 * PLANE],
+) {
+    const HALF: usize = 2 * TILE_TOKENS;
+    let d = t.q.len();
+    let per_tile = tile_lines(d);
+    let lane = p * LANES;
+    let masked = !seen.all_of(b);
     // SAFETY: the caller's contract.
     unsafe {
-        let panel = t.panels.as_ptr().add(p * per_tile);
-        let query_scales = _mm512_load_ps(panel.add(per_tile - 1).cast());
-        let (first, ends) = (t.first.as_ptr().add(lanes.start), t.end.as_ptr().add(lanes.start));
-        let (max, sum) = (t.max.0.as_mut_ptr().add(lanes.start), t.sum.0.as_mut_ptr().add(lanes.start));
-        let out = t.out.as_mut_ptr().cast::<f32>().add(lanes.start);
-        let mut sums = Sums::default();
+        // Scores are logarithms to base 2 from here on.
+        let query_scales = _mm512_load_ps(t.panels.as_ptr().add((p + 1) * per_tile - 1).cast());
+        let query_scales = _mm512_mul_ps(query_scales, _mm512_set1_ps(LOG2_E));
+        let (first, end) = (t.first.as_ptr().add(lane), t.end.as_ptr().add(lane));
+        let (max, sum) = (t.max.0.as_mut_ptr().add(lane), t.sum.0.as_mut_ptr().add(lane));
         let mut scores = [[0.0_f32; LANES]; KEYS];
-
         let old = Zmm::load(max);
         let mut top = old;
-        for i in (0..KEYS).step_by(2 * TILE_TOKENS) {
-            let keys = block.add(i / TILE_TOKENS * per_tile);
-            multiply(tiles, [keys, keys.add(per_tile)], panel, d.div_ceil(KEYS), &mut sums);
-            for r in 0..2 * TILE_TOKENS {
-                let scale = *keys.add((r / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>().add(r % TILE_TOKENS);
-                let scale = _mm512_mul_ps(query_scales, _mm512_set1_ps(scale));
-                let mut score = Zmm(_mm512_mul_ps(sums.line(r), scale));
-                if masked {
-                    score = score.only_within(first, ends, (from + i + r) as i32);
-                }
-                top = score.max(top);
-                score.store(scores[i + r].as_mut_ptr());
+        for i in 0..KEYS {
+            let scale = *keys.add((i / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>().add(i % TILE_TOKENS);
+            let scale = _mm512_mul_ps(query_scales, _mm512_set1_ps(scale));
+            let mut score = Zmm(_mm512_mul_ps(products[i / HALF].line(i % HALF), scale));
+            if masked {
+                score = score.only_within(first, end, (b * KEYS + i) as i32);
             }
+            top = score.max(top);
+            score.store(scores[i].as_mut_ptr());
         }
-
         let mut total = Zmm::load(sum);
         if top.any_above(old) {
-            let shrink = old.sub(top).exp();
+            let shrink = Zmm(exp2(_mm512_sub_ps(old.0, top.0)));
             total = total.mul(shrink);
             top.store(max);
             for c in 0..d {
-                let out = out.add(c * TILE_ROWS);
+                let out = t.out.as_mut_ptr().cast::<f32>().add(c * TILE_ROWS + lane);
                 Zmm::load(out).mul(shrink).store(out);
             }
         }
-        let mut weights = [Line([0; 64]); 2 * PLANE];
         for j in 0..KEYS / 4 {
             let mut x = [_mm512_setzero_si512(); 4];
             for r in 0..4 {
-                let weight = Zmm::load(scores[4 * j + r].as_ptr()).sub(top).exp();
-                total = total.add(weight);
-                x[r] = _mm512_cvtps_epi32(_mm512_mul_ps(weight.0, _mm512_set1_ps(LARGEST)));
+                let weight = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores[4 * j + r].as_ptr()), top.0));
+                total = total.add(Zmm(weight));
+                x[r] = _mm512_cvtps_epi32(_mm512_mul_ps(weight, _mm512_set1_ps(LARGEST)));
             }
-            for (p, bytes) in pack(x).into_iter().enumerate() {
-                _mm512_store_si512((&raw mut weights[p * PLANE + j]).cast(), bytes);
+            for (plane, bytes) in pack(x).into_iter().enumerate() {
+                _mm512_store_si512((&raw mut weights[plane * PLANE + j]).cast(), bytes);
             }
         }
         total.store(sum);
+    }
+}
 
-        let values = block.add(KEYS / TILE_TOKENS * per_tile);
-        for c in (0..d).step_by(2 * TILE_TOKENS) {
-            let values = values.add(c / TILE_TOKENS * value_lines);
-            multiply(tiles, [values, values.add(value_lines)], weights.as_ptr(), 1, &mut sums);
-            for r in 0..2 * TILE_TOKENS {
-                let scale = *values.add((r / TILE_TOKENS + 1) * value_lines - 1).cast::<f32>().add(r % TILE_TOKENS);
-                let out = out.add((c + r) * TILE_ROWS);
-                Zmm(sums.line(r)).fma(Zmm::splat(scale), Zmm::load(out)).store(out);
+/// `2^x` for x <= 0 to about 2e-7 relative, and for x below -125 that of -125, which is nothing beside a weight of 1.
+#[inline(always)]
+unsafe fn exp2(x: __m512) -> __m512 {
+    /// `2^r = 1 + r p(r)` for |r| <= 1/2, highest power first; fitted to the least relative error.
+    const POWERS: [f32; 5] = [1.326_472_6e-3, 9.671_513e-3, 0.055_507_336, 0.240_222_42, 0.693_147];
+    // SAFETY: the caller has the features.
+    unsafe {
+        let x = _mm512_max_ps(_mm512_set1_ps(-125.0), x); // NaN stays
+        let n = _mm512_roundscale_ps::<8>(x);
+        let r = _mm512_sub_ps(x, n);
+        let mut p = _mm512_set1_ps(POWERS[0]);
+        for c in &POWERS[1..] {
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+        }
+        _mm512_scalef_ps(_mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0)), n)
+    }
+}
+
+/// `out[c][lane] += values[key][c] * weights[key][lane]` for the keys of block `b` and all panels that see it.
+#[inline(always)]
+unsafe fn add_values(
+    tiles: &Tiles,
+    t: &mut Tile,
+    seen: &[Seen],
+    b: usize,
+    block: *const Line,
+    weights: &[[Line; 2 * PLANE]; MOST_PANELS],
+    sums: &mut [Sums; 2],
+) {
+    const COLUMNS: usize = 2 * TILE_TOKENS;
+    let d = t.q.len();
+    let per_tile = tile_lines(KEYS);
+    // SAFETY: the caller's contract; tiles of values follow four of keys.
+    unsafe {
+        let values = |c: usize| block.add(KEYS / TILE_TOKENS * tile_lines(d) + c / TILE_TOKENS * per_tile);
+        let mut before = None;
+        let mut turn = 0;
+        let panels = (0..seen.len()).filter(|&p| seen[p].some_of(b));
+        let parts = panels.flat_map(|p| (0..d).step_by(COLUMNS).map(move |c| (p, c)));
+        for part in parts.map(Some).chain([None]) {
+            if let Some((p, c)) = part {
+                multiply(tiles, [values(c), values(c).add(per_tile)], weights[p].as_ptr(), 1, &mut sums[turn]);
+            }
+            turn ^= 1;
+            if let Some((p, c)) = std::mem::replace(&mut before, part) {
+                for r in 0..COLUMNS {
+                    let scales = values(c).add((r / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>();
+                    let out = t.out.as_mut_ptr().cast::<f32>().add((c + r) * TILE_ROWS + p * LANES);
+                    let scale = Zmm::splat(*scales.add(r % TILE_TOKENS));
+                    Zmm(sums[turn].line(r)).fma(scale, Zmm::load(out)).store(out);
+                }
             }
         }
     }

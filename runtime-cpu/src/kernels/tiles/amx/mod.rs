@@ -313,6 +313,7 @@ impl Drop for Tiles {
 }
 
 /// Sums of products of upper bytes, and of upper with lower ones: `[2][32]` lines of 16.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Sums([[Line; 2 * TILE_TOKENS]; 2]);
 
