@@ -9,7 +9,7 @@
 //! bits per value or 15, the latter as two planes of 8-bit numbers (`128 q + low`) that take the same instructions.
 //! Weights are repacked into *panels* of 16 rows, a vector lane for each row (`packed/`): all at once when they are
 //! loaded, or a panel at a time for matrix products with weights that stay in the file. Products of many tokens on AMX
-//! leave this scheme: their weights and activations are sums of two bf16 numbers (`tiles/`).
+//! leave this scheme: their weights and activations are fixed-point numbers of 16 bits (`tiles/`).
 
 // Lanes, rows and blocks of several buffers are indexed side by side.
 #![allow(clippy::needless_range_loop)]
@@ -86,7 +86,7 @@ enum Level {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX-512, and AMX for quantised products of many tokens.
+    /// AVX-512, and AMX for quantised products and attention of many tokens.
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "aarch64")]

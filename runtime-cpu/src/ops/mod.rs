@@ -26,7 +26,7 @@ pub struct Compute {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Activations are quantised to 8 bits, dot products are exact integers per 32 values: fastest. The noise is that
-    /// of llama.cpp: logits of a small model move by some percent.
+    /// of llama.cpp: logits of a small model move by some percent. AMX multiplies many tokens as with `Int16`.
     Int8,
     /// As `Int8` with 15 bits in two planes: a hundredth of the noise. Decoding waits for memory and costs no more.
     #[default]

@@ -41,13 +41,55 @@ pub struct TileRows {
     n: usize,
     n_cols: usize,
     /// `[n / 16]` tiles: for every 64 columns, filled up with zeros, the upper bytes of each token and then the lower
-    /// ones; after all columns, 16 scales.
+    /// ones; after all columns, 16 scales; then the [`Outliers`] of each token.
     lines: Vec<Line>,
 }
+
+/// Values of a token that are kept as they are. Where a channel stands out a thousandfold, as in the first tokens of many
+/// models, a scale that fits it would leave nothing of the others.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Outliers {
+    n: u32,
+    /// Largest first.
+    columns: [u32; MOST_OUTLIERS],
+    values: [f32; MOST_OUTLIERS],
+}
+
+/// Outliers of a token.
+const MOST_OUTLIERS: usize = 7;
+
+/// How far above the mean magnitude an outlier is.
+const OUTLYING: f32 = 16.0;
 
 /// Lines of a tile.
 const fn tile_lines(n_cols: usize) -> usize {
     n_cols.div_ceil(COLUMNS) * 2 * TILE_TOKENS + 1
+}
+
+impl TileRows {
+    fn per_tile(&self) -> usize {
+        tile_lines(self.n_cols) + TILE_TOKENS
+    }
+}
+
+impl Outliers {
+    const NONE: Outliers = Outliers { n: 0, columns: [0; MOST_OUTLIERS], values: [0.0; MOST_OUTLIERS] };
+
+    /// Adds a value; the smallest gives way when there are too many. Returns the magnitude of what has no place.
+    fn add(&mut self, mut column: u32, mut value: f32) -> f32 {
+        let n = self.n as usize;
+        let place = (0..n).find(|&i| value.abs() > self.values[i].abs()).unwrap_or(n);
+        for i in place..n {
+            std::mem::swap(&mut column, &mut self.columns[i]);
+            std::mem::swap(&mut value, &mut self.values[i]);
+        }
+        if n == MOST_OUTLIERS {
+            return value.abs();
+        }
+        (self.columns[n], self.values[n], self.n) = (column, value, self.n + 1);
+        0.0
+    }
 }
 
 /// Quantised weights, repacked or as they lie in the file.
@@ -78,13 +120,14 @@ impl Dispatch {
     }
 
     /// Writes `x` `[n][n_cols]` as tiles of fixed-point numbers: 16 bits, of which the largest value of a token uses all.
+    /// Up to seven values that stand out are not among them.
     ///
     /// # Panics
     /// Unless the level [has tiles](Self::has_tiles) and `n_cols` is a multiple of 32.
     pub fn split_tiles(self, x: &[f32], n_cols: usize, pool: &Pool, to: &mut TileRows) {
         assert!(n_cols.is_multiple_of(GROUP) && x.len().is_multiple_of(n_cols), "split_tiles shapes");
         (to.n, to.n_cols) = (x.len() / n_cols, n_cols);
-        let per_tile = tile_lines(n_cols);
+        let per_tile = to.per_tile();
         to.lines.resize(to.n.div_ceil(TILE_TOKENS) * per_tile, Line([0; 64]));
         pool.chunks(&mut to.lines, per_tile, |i, tile| {
             let from = i * TILE_TOKENS * n_cols;
@@ -148,10 +191,11 @@ impl Dispatch {
     }
 
     fn split_tile(self, x: &[f32], n_cols: usize, to: &mut [Line]) {
+        let (to, outliers) = to.split_at_mut(tile_lines(n_cols));
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if the CPU has it; a tile has room for 16 tokens.
-            Level::Amx => unsafe { amx::split_tile(x, n_cols, to) },
+            Level::Amx => unsafe { amx::split_tile(x, n_cols, to, Some(outliers)) },
             _ => unreachable!("a level without tiles"),
         }
     }

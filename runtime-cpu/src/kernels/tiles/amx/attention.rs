@@ -27,7 +27,7 @@ pub(in super::super) unsafe fn split_block(keys: &[f32], values: &[f32], head_di
     let (key_tiles, value_tiles) = to.split_at_mut(KEYS / TILE_TOKENS * per_tile);
     for (keys, to) in keys.chunks(TILE_TOKENS * head_dim).zip(key_tiles.chunks_exact_mut(per_tile)) {
         // SAFETY: the caller's contract.
-        unsafe { split_tile(keys, head_dim, to) };
+        unsafe { split_tile(keys, head_dim, to, None) };
     }
     for (i, to) in value_tiles.chunks_exact_mut(tile_lines(KEYS)).enumerate() {
         // SAFETY: the columns exist.

@@ -7,7 +7,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{COLUMNS, TILE_TOKENS, TileRows, tile_lines};
+use super::{COLUMNS, OUTLYING, Outliers, TILE_TOKENS, TileRows, tile_lines};
 use crate::kernels::GROUP;
 use crate::kernels::packed::avx512::{Avx512, quads};
 use crate::kernels::packed::{Header, Line, PackedRows, Packing, with_packing};
@@ -45,22 +45,33 @@ fn may_use_tiles() -> bool {
     false
 }
 
-/// Up to 16 tokens `[tokens][n_cols]` as a tile.
+/// Up to 16 tokens `[tokens][n_cols]` as a tile, without their outliers if there is room for these.
 ///
 /// # Safety
-/// The CPU has the features; `to` is a tile of these columns.
+/// The CPU has the features; `to` is a tile of these columns; there is a line of outliers for each token.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, to: &mut [Line]) {
+pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, to: &mut [Line], mut outliers: Option<&mut [Line]>) {
     let (planes, scales) = to.split_at_mut(to.len() - 1);
     let scales = scales.as_mut_ptr().cast::<f32>();
     for (t, x) in x.chunks_exact(n_cols).enumerate() {
         // SAFETY: 32 floats are read at a time; halves of lines inside `planes`, and 16 scales, are written.
         unsafe {
             let mut range = Magnitudes::new();
+            let mut total = _mm512_setzero_ps();
             for x in x.as_chunks::<16>().0 {
-                range.add(_mm512_loadu_ps(x.as_ptr()));
+                let x = _mm512_loadu_ps(x.as_ptr());
+                range.add(x);
+                total = _mm512_add_ps(total, _mm512_abs_ps(x));
             }
-            let range = range.of_all();
+            let mut range = range.of_all();
+            let mut found = Outliers::NONE;
+            if let Some(lines) = &mut outliers {
+                let threshold = _mm512_reduce_add_ps(total) * (OUTLYING / n_cols as f32);
+                if _mm512_cvtss_f32(range.largest) > threshold {
+                    range.largest = take_outliers(x, threshold, &mut found);
+                }
+                lines.as_mut_ptr().add(t).cast::<Outliers>().write(found);
+            }
             let inverse = range.inverse();
             *scales.add(t) = _mm512_cvtss_f32(range.scales(256.0));
             let line = planes.as_mut_ptr().add(t).cast::<__m128i>();
@@ -73,12 +84,39 @@ pub(super) unsafe fn split_tile(x: &[f32], n_cols: usize, to: &mut [Line]) {
                     _mm_store_si128(half(g).add(4 * PLANE + i), _mm512_cvtepi32_epi8(x));
                 }
             }
+            for &c in &found.columns[..found.n as usize] {
+                let c = c as usize;
+                let byte = half(c / GROUP).cast::<u8>().add(c % GROUP);
+                byte.write(0);
+                byte.add(PLANE * size_of::<Line>()).write(0);
+            }
             if !n_cols.is_multiple_of(COLUMNS) {
                 for i in [0, 1, 4 * PLANE, 4 * PLANE + 1] {
                     _mm_store_si128(half(n_cols / GROUP).add(i), _mm_setzero_si128());
                 }
             }
         }
+    }
+}
+
+/// Values above the threshold; returns the largest magnitude of the others.
+#[inline(always)]
+unsafe fn take_outliers(x: &[f32], threshold: f32, found: &mut Outliers) -> __m512 {
+    let mut no_place = 0.0_f32;
+    // SAFETY: the caller has the features.
+    unsafe {
+        let mut largest = _mm512_setzero_ps();
+        for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
+            let size = _mm512_abs_ps(_mm512_loadu_ps(x.as_ptr()));
+            let mut out = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(size, _mm512_set1_ps(threshold));
+            largest = _mm512_mask_max_ps(largest, !out, size, largest);
+            while out != 0 {
+                let lane = out.trailing_zeros() as usize;
+                no_place = no_place.max(found.add((16 * i + lane) as u32, x[lane]));
+                out &= out - 1;
+            }
+        }
+        _mm512_set1_ps(_mm512_reduce_max_ps(largest).max(no_place))
     }
 }
 
@@ -257,26 +295,46 @@ pub(super) unsafe fn products(
     out: *mut f32,
     stride: usize,
 ) {
-    let per_tile = tile_lines(x.n_cols);
+    let (per_tile, steps) = (x.per_tile(), x.n_cols.div_ceil(COLUMNS));
+    let scales = tile_lines(x.n_cols) - 1;
     let mut sums = Sums::default();
     let rows = ((1_u32 << n_rows) - 1) as __mmask16;
     // SAFETY: the caller's contract. Without a second tile of tokens the first stands in for it.
     unsafe {
         let tiles = Tiles::configure();
         let w = w.as_ptr();
-        let row_scales = _mm512_load_ps(w.add(per_tile - 1).cast());
+        let row_scales = _mm512_load_ps(w.add(scales).cast());
         for t in tokens.clone().step_by(2 * TILE_TOKENS) {
             let n = (tokens.end - t).min(2 * TILE_TOKENS);
             let first = x.lines.as_ptr().add(t / TILE_TOKENS * per_tile);
             let second = if n > TILE_TOKENS { first.add(per_tile) } else { first };
-            multiply(&tiles, [first, second], w, per_tile / (2 * PLANE), &mut sums);
+            multiply(&tiles, [first, second], w, steps, &mut sums);
             for i in 0..n {
                 let tile = if i < TILE_TOKENS { first } else { second };
-                let scale = *tile.add(per_tile - 1).cast::<f32>().add(i % TILE_TOKENS);
-                let product = _mm512_mul_ps(sums.line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
+                let scale = *tile.add(scales).cast::<f32>().add(i % TILE_TOKENS);
+                let mut product = _mm512_mul_ps(sums.line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
+                let outliers = &*tile.add(scales + 1 + i % TILE_TOKENS).cast::<Outliers>();
+                for o in 0..outliers.n as usize {
+                    let column = _mm512_mul_ps(weights(w, outliers.columns[o] as usize), row_scales);
+                    product = _mm512_fmadd_ps(column, _mm512_set1_ps(outliers.values[o]), product);
+                }
                 _mm512_mask_storeu_ps(out.add((t + i) * stride), rows, product);
             }
         }
+    }
+}
+
+/// A column of the weights in fixed-point numbers.
+#[inline(always)]
+unsafe fn weights(w: *const Line, column: usize) -> __m512 {
+    // SAFETY: the column exists.
+    unsafe {
+        let line = w.add(column / COLUMNS * 2 * PLANE + column % COLUMNS / 4);
+        let shift = _mm_cvtsi32_si128(24 - 8 * (column % 4) as i32);
+        let plane = |p: usize| _mm512_load_si512(line.add(p * PLANE).cast());
+        let high = _mm512_srai_epi32::<24>(_mm512_sll_epi32(plane(0), shift));
+        let low = _mm512_srai_epi32::<24>(_mm512_sll_epi32(plane(1), shift));
+        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))
     }
 }
 
