@@ -35,7 +35,8 @@ pub fn prefill(cx: &Compute, q: &[f32], n: usize, layer: &Staging, mask: Mask<'_
     let on_tiles = cx.precision != Precision::Float && cx.dispatch.has_kv_tiles(n, d);
     let mut kv_tiles = KV_TILES.take();
     if on_tiles {
-        let heads: Vec<_> = (0..layer.n_kv_heads()).map(|h| (layer.keys(h), layer.values(h, 0, layer.len(h)))).collect();
+        let heads: Vec<_> =
+            (0..layer.n_kv_heads()).map(|h| (layer.keys(h), layer.values(h, 0, layer.len(h)))).collect();
         cx.dispatch.split_kv(&heads, d, &cx.pool, &mut kv_tiles);
     }
     // The rows that the queries of a KV head write, in the order of `Queries::tile`.

@@ -60,7 +60,7 @@ struct Outliers {
 const MOST_OUTLIERS: usize = 7;
 
 /// How far above the mean magnitude an outlier is.
-const OUTLYING: f32 = 16.0;
+const OUTLYING: f32 = 24.0;
 
 /// Lines of a tile.
 const fn tile_lines(n_cols: usize) -> usize {
