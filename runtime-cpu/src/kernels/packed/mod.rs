@@ -152,16 +152,6 @@ impl Layout {
         self.bits == 8 || self.table
     }
 
-    /// The largest quant.
-    pub const fn largest(self) -> u32 {
-        let two_bits = self.halves && self.min; // in nibbles
-        match self.offset {
-            0 if two_bits => 3,
-            0 => (1 << self.bits) - 1,
-            offset => 2 * offset as u32 - 1,
-        }
-    }
-
     /// Bytes of the quants of a group.
     pub const fn group_bytes(self) -> usize {
         64 * self.bits

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::{COLUMNS, OUTLYING, Outliers, TILE_TOKENS, TileRows, tile_lines};
 use crate::kernels::GROUP;
 use crate::kernels::packed::avx512::{Avx512, quads};
-use crate::kernels::packed::{Header, Line, PackedRows, Packing, with_packing};
+use crate::kernels::packed::{Header, Layout, Line, PackedRows, Packing, with_packing};
 
 /// Lines of a plane of [`COLUMNS`] columns.
 const PLANE: usize = 16;
@@ -137,7 +137,7 @@ unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
     // SAFETY: the panel has these groups; `to` has two planes for every two of them and a line of scales.
     unsafe {
         let panel = w.panels(P::LAYOUT).next().unwrap_unchecked();
-        let most = _mm512_set1_ps(P::LAYOUT.largest() as f32);
+        let most = _mm512_set1_ps(largest_quant(P::LAYOUT));
         let mut range = Magnitudes::new();
         for g in 0..groups {
             for (scale, min) in Group::at::<P>(panel, g).factors {
@@ -165,6 +165,16 @@ unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
                 to.add(groups / 2 * 2 * PLANE + plane * PLANE + PLANE / 2).write_bytes(0, PLANE / 2);
             }
         }
+    }
+}
+
+/// The largest quant of a format.
+const fn largest_quant(l: Layout) -> f32 {
+    let two_bits = l.halves && l.min; // in nibbles
+    match l.offset {
+        0 if two_bits => 3.0,
+        0 => ((1 << l.bits) - 1) as f32,
+        offset => (2 * offset - 1) as f32,
     }
 }
 
