@@ -1,5 +1,6 @@
 //! Every kernel on every instruction set of this machine, against float64 arithmetic on dequantised weights.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ecokv::kernels::{
@@ -408,6 +409,12 @@ fn attention_on_tiles_matches_float64() {
         assert!(out.iter().all(|v| v.is_finite()));
         tile.store(1, &mut out);
         assert!(out.iter().all(|v| v.is_nan()));
+        // Rows that are not there, and half a row, are refused before anything is read.
+        tile.load(d, 1.0, [(&v[..d], 0..71)].into_iter());
+        assert!(catch_unwind(AssertUnwindSafe(|| dispatch.attend_kv_tiles(&mut tile, &kv, 0))).is_err());
+        let half = d / 2..70 * d;
+        let heads = [(&k[half.clone()], &v[half])];
+        assert!(catch_unwind(AssertUnwindSafe(|| dispatch.split_kv(&heads, d, &pool, &mut kv))).is_err());
     }
 }
 

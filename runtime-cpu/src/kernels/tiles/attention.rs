@@ -15,6 +15,8 @@ pub struct KvTiles {
     head_dim: usize,
     /// `[n_kv_heads + 1]` Where the blocks of each head begin.
     first: Vec<usize>,
+    /// `[n_kv_heads]` Rows.
+    lens: Vec<usize>,
     /// Blocks of [`KEYS`] rows: four tiles of keys, a key for a token, and `[head_dim / 16]` tiles of values, a column for a
     /// token and a key for a column.
     lines: Vec<Line>,
@@ -38,14 +40,20 @@ impl Dispatch {
     /// key uses all, and so does that of a column of the values of 64 rows.
     ///
     /// # Panics
-    /// Unless the level [has tiles](Self::has_kv_tiles) for `head_dim` and a head has as many keys as values.
+    /// Unless the level [has tiles](Self::has_kv_tiles) for `head_dim` and a head has as many whole keys as values.
     pub fn split_kv(self, heads: &[(&[f32], &[f32])], head_dim: usize, pool: &Pool, to: &mut KvTiles) {
-        assert!(head_dim.is_multiple_of(GROUP) && heads.iter().all(|(k, v)| k.len() == v.len()), "split_kv shapes");
+        assert!(head_dim > 0 && head_dim.is_multiple_of(GROUP), "split_kv: {head_dim} values a key");
+        for (k, v) in heads {
+            let whole = k.len().is_multiple_of(head_dim);
+            assert!(whole && k.len() == v.len(), "split_kv: {} and {} values of {head_dim}", k.len(), v.len());
+        }
         let per_block = KEYS * head_dim;
         to.head_dim = head_dim;
         to.first.clear();
         to.first.push(0);
+        to.lens.clear();
         for (keys, _) in heads {
+            to.lens.push(keys.len() / head_dim);
             to.first.push(to.first[to.first.len() - 1] + keys.len().div_ceil(per_block));
         }
         let (first, n_lines) = (&to.first, block_lines(head_dim));
@@ -66,7 +74,7 @@ impl Dispatch {
     pub fn attend_kv_tiles(self, tile: &mut Tile, kv: &KvTiles, h: usize) {
         let n_lines = block_lines(kv.head_dim);
         let blocks = &kv.lines[kv.first[h] * n_lines..kv.first[h + 1] * n_lines];
-        tile.check(blocks.len() / n_lines * KEYS * kv.head_dim, "tiles");
+        tile.check(kv.lens[h] * kv.head_dim, "tiles");
         assert!(tile.head_dim() == kv.head_dim, "{} values a query for {} a key", tile.head_dim(), kv.head_dim);
         match self.0 {
             #[cfg(target_arch = "x86_64")]

@@ -212,8 +212,7 @@ unsafe fn weigh(
         let old = Zmm::load(max);
         let mut top = old;
         for i in 0..KEYS {
-            let scale = *keys.add((i / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>().add(i % TILE_TOKENS);
-            let scale = _mm512_mul_ps(query_scales, _mm512_set1_ps(scale));
+            let scale = _mm512_mul_ps(query_scales, _mm512_set1_ps(scale_of(keys, per_tile, i)));
             let mut score = Zmm(_mm512_mul_ps(products[i / HALF].line(i % HALF), scale));
             if masked {
                 score = score.only_within(first, end, (b * KEYS + i) as i32);
@@ -244,6 +243,13 @@ unsafe fn weigh(
         }
         total.store(sum);
     }
+}
+
+/// The scale of line `i` of tiles that follow each other.
+#[inline(always)]
+unsafe fn scale_of(tiles: *const Line, per_tile: usize, i: usize) -> f32 {
+    // SAFETY: the caller's contract; scales are the last line of a tile.
+    unsafe { *tiles.add((i / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>().add(i % TILE_TOKENS) }
 }
 
 /// `2^x` for x <= 0 to about 2e-7 relative, and for x below -125 that of -125, which is nothing beside a weight of 1.
@@ -292,9 +298,8 @@ unsafe fn add_values(
             turn ^= 1;
             if let Some((p, c)) = std::mem::replace(&mut before, part) {
                 for r in 0..COLUMNS {
-                    let scales = values(c).add((r / TILE_TOKENS + 1) * per_tile - 1).cast::<f32>();
                     let out = t.out.as_mut_ptr().cast::<f32>().add((c + r) * TILE_ROWS + p * LANES);
-                    let scale = Zmm::splat(*scales.add(r % TILE_TOKENS));
+                    let scale = Zmm::splat(scale_of(values(c), per_tile, r));
                     Zmm(sums[turn].line(r)).fma(scale, Zmm::load(out)).store(out);
                 }
             }
