@@ -106,14 +106,14 @@ impl<'a> Evictor<'a> {
     /// Fills the cache of one layer with what stays of its rows.
     pub fn finish(&mut self, s: Staged<'_>) -> Result<(), Error> {
         let start = Instant::now();
-        let dispatch = self.engine.compute.dispatch;
+        let cx = &self.engine.compute;
         self.forget(&s);
         let visible = |h: usize| self.forgotten[h]..s.rows.len(h) as u32;
         self.rows_full += (0..s.rows.n_kv_heads()).map(|h| visible(h).len()).sum::<usize>();
         match self.layers.get(s.layer).copied() {
             None => {
                 let kept = |h: usize| Kept::Range(visible(h));
-                s.cache.fill(dispatch, s.rows, kept, self.headroom, &SlotRows::default());
+                s.cache.fill(cx, s.rows, kept, self.headroom, &SlotRows::default());
             }
             Some((policy, budget)) => {
                 self.select(&policy, budget, &s)?;
@@ -126,7 +126,7 @@ impl<'a> Evictor<'a> {
                     let kept = &self.indices[h * capacity + forgotten as usize..][..self.counts[h] as usize];
                     Kept::Rows(kept.iter().map(|i| forgotten + i).collect())
                 };
-                s.cache.fill(dispatch, s.rows, kept, self.headroom, &self.slots);
+                s.cache.fill(cx, s.rows, kept, self.headroom, &self.slots);
             }
         }
         self.elapsed += start.elapsed();

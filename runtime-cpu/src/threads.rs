@@ -146,24 +146,33 @@ impl Pool {
         });
     }
 
-    /// As [`chunks`](Self::chunks) over several buffers in one region: each part is `(key, data, len)`.
-    pub fn parts<K: Sync, T: Send, const M: usize>(
+    /// Cuts several buffers, each `(key, data, unit)`, into units of so many items, and calls `f(key, first, units)` for
+    /// runs of neighbouring units of a buffer, in parallel; `first` is the number of the first of them in its buffer. Runs
+    /// get shorter towards the end, so that all threads end together.
+    pub fn runs<K: Sync, T: Send, const M: usize>(
         &self,
         parts: [(K, &mut [T], usize); M],
         f: impl Fn(&K, usize, &mut [T]) + Sync,
     ) {
-        let parts = parts.map(|(key, data, len)| (key, Base(data.as_mut_ptr()), data.len(), len));
-        let n_tasks = parts.iter().map(|(_, _, total, len)| total.div_ceil(*len)).sum();
-        self.tasks(n_tasks, |mut i| {
-            for (key, base, total, len) in &parts {
-                let n = total.div_ceil(*len);
-                if i < n {
-                    let from = i * len;
-                    // SAFETY: every i is handed out once, so the parts are disjoint; they lie inside `data`.
-                    let part = unsafe { std::slice::from_raw_parts_mut(base.at(from), *len.min(&(total - from))) };
-                    return f(key, i, part);
+        let parts = parts.map(|(key, data, unit)| (key, Base(data.as_mut_ptr()), data.len(), unit));
+        let n_units: usize = parts.iter().map(|(_, _, total, unit)| total.div_ceil(*unit)).sum();
+        let starts = || {
+            // Half of what is left, shared out.
+            let next = |from: &usize| from + (n_units - from).div_ceil(2 * self.n_threads);
+            std::iter::successors(Some(0), move |from| Some(next(from))).take_while(|from| *from < n_units)
+        };
+        self.tasks(starts().count(), |i| {
+            let mut starts = starts().skip(i);
+            let (mut from, mut to) = (starts.next().unwrap_or(n_units), starts.next().unwrap_or(n_units));
+            for (key, base, total, unit) in &parts {
+                let n = total.div_ceil(*unit);
+                let (first, last) = (from.min(n), to.min(n));
+                if first < last {
+                    let (at, end) = (first * unit, (last * unit).min(*total));
+                    // SAFETY: every i is handed out once and runs do not overlap; they lie inside `data`.
+                    f(key, first, unsafe { std::slice::from_raw_parts_mut(base.at(at), end - at) });
                 }
-                i -= n;
+                (from, to) = (from.saturating_sub(n), to.saturating_sub(n));
             }
         });
     }
@@ -300,6 +309,29 @@ mod tests {
                 if round % 50 == 0 {
                     std::thread::sleep(2 * SPIN); // the workers are asleep when the next region comes
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn runs_cover_every_unit_once_and_get_shorter() {
+        for n_threads in [1, 2, 3, 7] {
+            let pool = Pool::new(n_threads).unwrap();
+            for (a, b) in [(0, 0), (1, 0), (0, 17), (64, 65), (160, 48), (1000, 3)] {
+                let (mut x, mut y) = (vec![0; a], vec![0; b]);
+                let longest = AtomicUsize::new(0);
+                pool.runs([(1000, &mut x, 4), (2000, &mut y, 16)], |key, first, run| {
+                    let unit = if *key == 1000 { 4 } else { 16 };
+                    longest.fetch_max(run.len().div_ceil(unit), Ordering::Relaxed);
+                    run.chunks_mut(unit)
+                        .enumerate()
+                        .for_each(|(i, u)| u.iter_mut().for_each(|v| *v += key + first + i));
+                });
+                assert_eq!(x, (0..a).map(|i| 1000 + i / 4).collect::<Vec<_>>());
+                assert_eq!(y, (0..b).map(|i| 2000 + i / 16).collect::<Vec<_>>());
+                let units = a.div_ceil(4) + b.div_ceil(16);
+                let share = if n_threads == 1 { units } else { units.div_ceil(2 * n_threads) };
+                assert!(longest.into_inner() <= share);
             }
         }
     }

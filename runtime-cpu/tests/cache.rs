@@ -43,7 +43,7 @@ fn ragged_heads_are_read_and_grow() {
     let (staging, k, v) = staged(&cx, 600);
     let keep = [(0..600).step_by(2).collect::<Vec<u32>>(), vec![0, 7, 599]];
     let mut cache = KvCache::new(1, HEADS, D, KvType::F32);
-    cache.layer_mut(0).fill(cx.dispatch, &staging, |h| Kept::Rows(keep[h].clone()), 0, &SlotRows::default());
+    cache.layer_mut(0).fill(&cx, &staging, |h| Kept::Rows(keep[h].clone()), 0, &SlotRows::default());
     assert_eq!(cache.bytes(), (300 + 3) * (2 * D * 4 + 4));
     let (new_k, new_v) = (noise(HEADS * D, 5), noise(HEADS * D, 6));
     let layer = cache.layer_mut(0);
@@ -75,7 +75,7 @@ fn a_slot_of_equal_entries_is_all_of_them() {
         slots.mass[h * 2] = 9.0;
     }
     let mut cache = KvCache::new(1, HEADS, D, KvType::F32);
-    cache.layer_mut(0).fill(cx.dispatch, &staging, |_| Kept::Range(0..5), 4, &slots);
+    cache.layer_mut(0).fill(&cx, &staging, |_| Kept::Range(0..5), 4, &slots);
     let q = noise(HEADS * GROUP * D, 3);
     let mut out = vec![0.0; q.len()];
     attention::decode(&cx, &q, cache.layer(0), 1.0, &mut DecodeScratch::default(), &mut out);
@@ -130,7 +130,7 @@ fn q8_0_rows_are_read_grow_and_come_back() {
     staging.push(&cx, &k[..n * heads * d], &v[..n * heads * d], &(0..n as u32).collect::<Vec<_>>());
     let mut cache = KvCache::new(1, heads, d, KvType::Q8_0);
     // No headroom: the first new row makes the layer grow.
-    cache.layer_mut(0).fill(cx.dispatch, &staging, |_| Kept::Range(0..n as u32), 0, &SlotRows::default());
+    cache.layer_mut(0).fill(&cx, &staging, |_| Kept::Range(0..n as u32), 0, &SlotRows::default());
     let layer = cache.layer_mut(0);
     for t in n..n + 2 {
         let new = t * heads * d..(t + 1) * heads * d;

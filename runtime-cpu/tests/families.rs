@@ -266,7 +266,7 @@ fn decoder_logits(case: &Case, ids: &[Option<u32>], rows: &[f32]) -> Vec<f32> {
     let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
     let keep_all = |s: ecokv::model::Staged<'_>| {
         let rows = &*s.rows;
-        s.cache.fill(cx.dispatch, rows, |h| Kept::Range(0..rows.len(h) as u32), 0, &SlotRows::default());
+        s.cache.fill(&cx, rows, |h| Kept::Range(0..rows.len(h) as u32), 0, &SlotRows::default());
         Ok(())
     };
     decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::All, keep_all).unwrap()

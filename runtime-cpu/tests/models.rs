@@ -62,7 +62,7 @@ fn language_models_match_transformers() {
                     assert!(error < LM, "{name} layer {} head {h} attention: {error}", s.layer);
                 }
                 let rows = &*s.rows;
-                s.cache.fill(cx.dispatch, rows, |h| Kept::Range(0..rows.len(h) as u32), 8, &SlotRows::default());
+                s.cache.fill(&cx, rows, |h| Kept::Range(0..rows.len(h) as u32), 8, &SlotRows::default());
                 Ok(())
             })
             .unwrap();
@@ -169,7 +169,7 @@ impl Replay<'_> {
         decoder.embed(self.ids, &mut x);
         let positions: Vec<Position> = (0..self.ids.len() as u32).map(Position::text).collect();
         let logits = decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::Last, |s| {
-            s.cache.fill(cx.dispatch, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4, &SlotRows::default());
+            s.cache.fill(&cx, s.rows, |h| Kept::Rows(self.mask(s.layer, h)), 4, &SlotRows::default());
             Ok(())
         });
         let mut worst = relative(&logits.unwrap(), self.golden.get("prompt_last_logits"));

@@ -84,7 +84,7 @@ fn evicted_rows_are_masked_rows() {
         let kept: Vec<u32> = (0..n as u32).filter(|&i| hidden[i as usize] == 0).collect();
         let mut cache = KvCache::new(c.n_layers, c.n_kv_heads, c.head_dim, KvType::F32);
         let logits = decoder.prefill(&cx, &mut x, &positions, &mut cache, Logits::All, |s| {
-            s.cache.fill(cx.dispatch, s.rows, |_| Kept::Rows(kept.clone()), 8, &SlotRows::default());
+            s.cache.fill(&cx, s.rows, |_| Kept::Rows(kept.clone()), 8, &SlotRows::default());
             Ok(())
         });
         let mut error = relative(&logits.unwrap(), golden.get("logits"));

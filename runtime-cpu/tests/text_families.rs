@@ -57,7 +57,7 @@ impl Case {
             let error = relative(&rows(s.rows.all_values()), golden.get(&format!("v.{}", s.layer)));
             assert!(error < LM, "{name} layer {} values: {error}", s.layer);
             let kept = |_| Kept::Rows((0..ids.len()).filter(|&i| keep(i)).map(|i| i as u32).collect());
-            s.cache.fill(cx.dispatch, s.rows, kept, 4, &SlotRows::default());
+            s.cache.fill(cx, s.rows, kept, 4, &SlotRows::default());
             Ok(())
         });
         logits.unwrap()

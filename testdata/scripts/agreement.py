@@ -1,5 +1,6 @@
 """Agreement of ecokv with llama.cpp on a plain text: how often both expect the same next token, and both perplexities; and of
-both with llama.cpp where it has the same weights in float32, which tells what its rounding of activations changes.
+both with llama.cpp where it has the same weights in float32, which tells what its rounding of activations changes. With
+`--other-build`, how often llama.cpp expects the same as llama.cpp compiled for another instruction set.
 
     pip install llama-cpp-python==0.3.36 numpy torch==2.9.1 transformers==4.57.6 accelerate==1.12.0 gguf==0.19.0
     cargo build --release --example next_tokens
@@ -12,10 +13,13 @@ is transformers with the same weights. All results but ecokv's are kept beside t
 """
 import argparse
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -35,6 +39,16 @@ def by_llama_cpp_in_float(model, text, n_tokens, float_cache):
         with tempfile.NamedTemporaryFile(dir=model.parent, suffix=".gguf") as f32:
             dequantise(model, f32.name)
             kept.write_text(json.dumps(run_llama_cpp(f32.name, text, n_tokens, float_cache)))
+    return json.loads(kept.read_text())
+
+
+def by_other_build(model, text, n_tokens, libraries):
+    kept = model.with_suffix(f".llama-cpp-other-{n_tokens}.json")
+    if not kept.exists():
+        # A process of its own, which loads the other libraries.
+        with mock.patch.dict(os.environ, LLAMA_CPP_LIB_PATH=str(libraries)):
+            with multiprocessing.get_context("spawn").Pool(1) as other:
+                kept.write_text(json.dumps(other.apply(run_llama_cpp, (str(model), text, n_tokens))))
     return json.loads(kept.read_text())
 
 
@@ -111,12 +125,14 @@ def main():
     a.add_argument("--no-float", action="store_true", help="leave llama.cpp on float32 weights out")
     a.add_argument("--float-cache", action="store_true", help="llama.cpp's cache in float32 too where its weights are")
     a.add_argument("--no-transformers", action="store_true", help="leave transformers out")
+    a.add_argument("--other-build", type=Path, help="folder with the libraries of another build of llama.cpp")
     a.add_argument("--precision", choices=["int8", "int16", "float"], default="int16", help="activations of ecokv")
     args = a.parse_args()
     text = args.text.read_text(errors="replace")
     print("| file | same most likely token as llama.cpp | as llama.cpp in float32 | llama.cpp as itself in float32 "
-          "| as transformers | llama.cpp as transformers | perplexity | llama.cpp's | ratio | ratio to float32 |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+          "| as its other build | as transformers | llama.cpp as transformers | perplexity | llama.cpp's | ratio "
+          "| ratio to float32 |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for model in args.models:
         theirs = by_llama_cpp(model, text, args.tokens)
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
@@ -132,6 +148,7 @@ def main():
             in_float, ratio_in_float = f32["top"], f"{perplexity(nll[:args.top]) / perplexity(f32['nll']):.4f}"
             report(model.name, ours, f32, "ecokv")
             report(model.name, theirs["top"], f32, "llama.cpp")
+        other_build = by_other_build(model, text, args.tokens, args.other_build)["top"] if args.other_build else []
         exact = [] if args.no_transformers else by_transformers(model, theirs["ids"][:args.top])
 
         def same(a, b):
@@ -139,8 +156,8 @@ def main():
             return f"{sum(x == y for x, y in pairs)} of {len(pairs)}" if pairs else "-"
 
         print(f"| {model.name} | {same(ours[:args.top], theirs['top'])}, {same(ours, theirs['top'])} | {same(ours, in_float)} "
-              f"| {same(theirs['top'], in_float)} | {same(ours, exact)} | {same(theirs['top'], exact)} "
-              f"| {mine:.3f} | {other:.3f} | {mine / other:.4f} | {ratio_in_float} |", flush=True)
+              f"| {same(theirs['top'], in_float)} | {same(theirs['top'][:args.top], other_build)} | {same(ours, exact)} "
+              f"| {same(theirs['top'], exact)} | {mine:.3f} | {other:.3f} | {mine / other:.4f} | {ratio_in_float} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ use half::f16;
 use crate::Error;
 use crate::kernels::{Dispatch, KvRows, Q8Block};
 use crate::memory::{Arena, Piece, Zero};
+use crate::ops::Compute;
 
 // SAFETY: zero bytes are a scale and quants of 0.
 unsafe impl Zero for Q8Block {}
@@ -101,10 +102,30 @@ impl Buffer {
         match &mut self.values {
             Values::F32(v) => v[at..at + row.len()].copy_from_slice(row),
             Values::F16(v) => dispatch.to_f16(row, &mut v[at..at + row.len()]),
-            Values::Q8_0(v) => {
-                let blocks = v[at / 32..].iter_mut().zip(row.as_chunks().0);
-                blocks.for_each(|(block, row)| *block = Q8Block::quantize(row));
-            }
+            Values::Q8_0(v) => quantize(row, &mut v[at / 32..]),
+        }
+    }
+
+    /// Writes all rows `i` that `row(i)` has, in parallel: most of the time goes into pages that nobody has touched yet.
+    pub fn fill<'a>(&mut self, cx: &Compute, row: impl Fn(usize) -> Option<&'a [f32]> + Sync) {
+        fn fill<'a, T: Send>(
+            cx: &Compute,
+            values: &mut [T],
+            width: usize,
+            row: impl Fn(usize) -> Option<&'a [f32]> + Sync,
+            write: impl Fn(&[f32], &mut [T]) + Sync,
+        ) {
+            cx.pool.runs([((), values, width)], |(), first, rows| {
+                for (i, to) in rows.chunks_exact_mut(width).enumerate() {
+                    row(first + i).into_iter().for_each(|row| write(row, to));
+                }
+            });
+        }
+        let d = self.head_dim;
+        match &mut self.values {
+            Values::F32(v) => fill(cx, v, d, row, |row, to| to.copy_from_slice(row)),
+            Values::F16(v) => fill(cx, v, d, row, |row, to| cx.dispatch.to_f16(row, to)),
+            Values::Q8_0(v) => fill(cx, v, d / 32, row, quantize),
         }
     }
 
@@ -142,4 +163,8 @@ impl Buffer {
             Values::Q8_0(v) => copy(v, moves, rows, d / 32, memory),
         }
     }
+}
+
+fn quantize(row: &[f32], to: &mut [Q8Block]) {
+    to.iter_mut().zip(row.as_chunks().0).for_each(|(block, row)| *block = Q8Block::quantize(row));
 }

@@ -7,6 +7,7 @@ use super::buffer::Buffer;
 use super::{KvType, Staging};
 use crate::kernels::{Dispatch, KvRows};
 use crate::memory::Arena;
+use crate::ops::Compute;
 
 /// The cache of all layers.
 #[derive(Debug)]
@@ -159,13 +160,13 @@ impl LayerCache {
 
     /// Replaces all rows by the slots, then those of `from` that `keep` names for each head, ascending; leaves room for
     /// `headroom` more rows per head.
-    pub fn fill(
+    pub fn fill<'a>(
         &mut self,
-        dispatch: Dispatch,
-        from: &Staging,
+        cx: &Compute,
+        from: &'a Staging,
         keep: impl Fn(usize) -> Kept,
         headroom: usize,
-        slots: &SlotRows,
+        slots: &'a SlotRows,
     ) {
         let n_slots = slots.n_slots;
         let kept: Vec<Kept> = (0..self.heads.len()).map(keep).collect();
@@ -183,22 +184,22 @@ impl LayerCache {
         self.values = Buffer::new(kv_type, self.head_dim, start, &mut memory);
         drop(memory);
         self.positions = vec![0; start];
-        let d = self.head_dim;
-        for (h, kept) in kept.iter().enumerate() {
-            let base = self.heads[h].start;
-            for (i, (k, v)) in slots.keys.chunks_exact(d).zip(slots.values.chunks_exact(d)).enumerate() {
-                if i / n_slots == h {
-                    self.keys.write(dispatch, base + i % n_slots, k);
-                    self.values.write(dispatch, base + i % n_slots, v);
-                }
-            }
-            let base = base + n_slots;
-            for (to, i) in kept.iter().enumerate() {
-                self.keys.write(dispatch, base + to, from.key(h, i));
-                self.values.write(dispatch, base + to, from.values(h, i, i + 1));
-                self.positions[base + to] = from.position(h, i);
-            }
+        for (h, (head, kept)) in self.heads.iter().zip(&kept).enumerate() {
+            let positions = &mut self.positions[head.start + n_slots..head.start + head.len];
+            positions.iter_mut().zip(kept.iter()).for_each(|(p, i)| *p = from.position(h, i));
         }
+        // Row `i` is a slot, a row that stays, or headroom.
+        let (heads, d) = (&self.heads, self.head_dim);
+        let row = |i: usize, slots: &'a [f32], staged: fn(&'a Staging, usize, usize) -> &'a [f32]| {
+            let h = heads.partition_point(|head| head.start <= i) - 1;
+            let at = i - heads[h].start;
+            if at < n_slots {
+                return Some(&slots[(h * n_slots + at) * d..][..d]);
+            }
+            kept[h].get(at - n_slots).map(|i| staged(from, h, i))
+        };
+        self.keys.fill(cx, |i| row(i, &slots.keys, Staging::key));
+        self.values.fill(cx, |i| row(i, &slots.values, |from, h, i| from.values(h, i, i + 1)));
     }
 
     /// Appends one row to every head: `k` and `v` are `[n_kv_heads][head_dim]`. Allocates only when the headroom is
@@ -288,6 +289,13 @@ impl Kept {
         match self {
             Kept::Range(range) => range.len(),
             Kept::Rows(rows) => rows.len(),
+        }
+    }
+
+    fn get(&self, i: usize) -> Option<usize> {
+        match self {
+            Kept::Range(range) => Some(range.start as usize + i).filter(|i| *i < range.end as usize),
+            Kept::Rows(rows) => rows.get(i).map(|&i| i as usize),
         }
     }
 

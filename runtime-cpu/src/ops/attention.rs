@@ -179,16 +179,17 @@ pub fn decode(cx: &Compute, q: &[f32], layer: &LayerCache, scale: f32, scratch: 
         tasks.extend((0..len).step_by(rows).map(|from| (h, from, len.min(from + rows))));
     }
     parts.resize(most * part, 0.0);
-    let parts = &mut parts[..tasks.len() * part];
-    let tasks = &tasks[..];
-    cx.pool.chunks(parts, part, |i, part| {
-        let (h, from, to) = tasks[i];
-        let (max, rest) = part.split_at_mut(group);
-        let (sum, values) = rest.split_at_mut(group);
-        let (k, v) = layer.rows(h, from, to);
-        let bias = layer.slot_bias(h).get(from..).unwrap_or_default();
-        let q = &q[h * group * d..(h + 1) * group * d];
-        cx.dispatch.attend_rows(q, k, v, d, to - from, scale, bias, Partial { max, sum, values });
+    let (tasks, parts) = (&tasks[..], &mut parts[..tasks.len() * part]);
+    // A thread takes neighbours, and asks for the rows behind its own.
+    cx.pool.runs([((), parts, part)], |(), first, parts| {
+        for (&(h, from, to), part) in tasks[first..].iter().zip(parts.chunks_exact_mut(part)) {
+            let (max, rest) = part.split_at_mut(group);
+            let (sum, values) = rest.split_at_mut(group);
+            let (k, v) = layer.rows(h, from, to);
+            let bias = layer.slot_bias(h).get(from..).unwrap_or_default();
+            let q = &q[h * group * d..(h + 1) * group * d];
+            cx.dispatch.attend_rows(q, k, v, d, to - from, scale, bias, Partial { max, sum, values });
+        }
     });
     let mut first = 0;
     for (h, out) in out.chunks_exact_mut(group * d).enumerate() {

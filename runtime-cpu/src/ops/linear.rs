@@ -5,15 +5,12 @@ use std::sync::Arc;
 use super::{Compute, Precision};
 use crate::Error;
 use crate::gguf::{GgufFile, Tensor};
-use crate::kernels::{FLOAT_TOKENS, Floats, Packed, Q8Rows, TileRows, TileWeights, WeightRows};
+use crate::kernels::{FLOAT_TOKENS, Floats, PANEL_ROWS, Packed, Q8Rows, TileRows, TileWeights, WeightRows};
 use crate::memory::Arena;
 use crate::quant::GgmlType;
 
 /// Tokens per task of a matrix product: enough to repay reading the weights, few enough to stay in the L2 cache.
 const MAX_TOKENS: usize = 128;
-
-/// Rows per task of a product with one vector are a multiple of this.
-const ROWS: usize = 16;
 
 /// `y = W x + b` with `W` `[n_out][n_in]` in any supported format.
 #[derive(Clone)]
@@ -190,11 +187,8 @@ pub fn forward_one<const M: usize>(
     t: usize,
     parts: [(&Linear, &mut [f32]); M],
 ) {
-    let n_out: usize = parts.iter().map(|(l, _)| l.n_out).sum();
-    // A few tasks per thread: one that is held up leaves its share to the others.
-    let rows = n_out.div_ceil(4 * cx.pool.n_threads()).next_multiple_of(ROWS);
-    cx.pool.parts(parts.map(|(l, out)| (l, out, rows)), |linear, i, out| {
-        linear.forward_rows(cx, x, input, t, i * rows, out);
+    cx.pool.runs(parts.map(|(l, out)| (l, out, PANEL_ROWS)), |linear, panel, out| {
+        linear.forward_rows(cx, x, input, t, panel * PANEL_ROWS, out);
     });
 }
 

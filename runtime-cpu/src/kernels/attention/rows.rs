@@ -110,22 +110,19 @@ unsafe fn score<L: Lanes, E: Elem, const G: usize>(
             let mut quads = [[L::zero(); MAX_LANES / 4]; G];
             for j in 0..L::N / 4 {
                 let mut rows = [k; 4];
-                ask::<L, E, 4>(next, i + 4 * j, d);
                 for r in 0..4 {
                     rows[r] = k.add((i + 4 * j + r).min(n - 1) * E::row_bytes(d));
                 }
+                let next = next.wrapping_add((i + 4 * j) * E::row_bytes(d));
                 let mut acc = [[L::zero(); 4]; G];
-                for c in (0..whole).step_by(L::N) {
-                    let mut keys = [L::zero(); 4];
-                    for r in 0..4 {
-                        keys[r] = E::load::<L>(rows[r], c);
-                    }
-                    for g in 0..G {
-                        let q = L::load(q.add(g * d + c));
-                        for r in 0..4 {
-                            acc[g][r] = keys[r].fma(q, acc[g][r]);
-                        }
-                    }
+                let mut c = 0;
+                while c + 4 * L::N <= whole {
+                    dots::<L, E, G, 4>(q, rows, d, c, &mut acc, next);
+                    c += 4 * L::N;
+                }
+                while c < whole {
+                    dots::<L, E, G, 1>(q, rows, d, c, &mut acc, next);
+                    c += L::N;
                 }
                 for g in 0..G {
                     quads[g][j] = L::quad(acc[g]);
@@ -152,13 +149,44 @@ unsafe fn score<L: Lanes, E: Elem, const G: usize>(
     }
 }
 
-/// Asks for rows `i..i + N` of those at `rows`.
+/// Adds what `C` registers of columns from `c` bring to the dot products of `G` heads with four rows. Asks for these
+/// columns of the four rows at `next`.
 #[inline(always)]
-unsafe fn ask<L: Lanes, E: Elem, const N: usize>(rows: *const u8, i: usize, d: usize) {
-    let bytes = E::row_bytes(d);
-    for line in (0..N * bytes).step_by(64) {
+unsafe fn dots<L: Lanes, E: Elem, const G: usize, const C: usize>(
+    q: *const f32,
+    rows: [*const u8; 4],
+    d: usize,
+    c: usize,
+    acc: &mut [[L; 4]; G],
+    next: *const u8,
+) {
+    // SAFETY: the contract of `score`.
+    unsafe {
+        for r in 0..4 {
+            ask::<L, E, C>(next.wrapping_add(r * E::row_bytes(d)), c);
+        }
+        for j in 0..C {
+            let c = c + j * L::N;
+            let mut keys = [L::zero(); 4];
+            for r in 0..4 {
+                keys[r] = E::load::<L>(rows[r], c);
+            }
+            for g in 0..G {
+                let q = L::load(q.add(g * d + c));
+                for r in 0..4 {
+                    acc[g][r] = keys[r].fma(q, acc[g][r]);
+                }
+            }
+        }
+    }
+}
+
+/// Asks for `C` registers of columns from `c` of a row.
+#[inline(always)]
+unsafe fn ask<L: Lanes, E: Elem, const C: usize>(row: *const u8, c: usize) {
+    for line in (0..E::row_bytes(C * L::N)).step_by(64) {
         // SAFETY: the caller has the features; nothing is read.
-        unsafe { L::prefetch(rows.wrapping_add(i * bytes + line)) };
+        unsafe { L::prefetch(row.wrapping_add(E::row_bytes(c) + line)) };
     }
 }
 
@@ -246,9 +274,7 @@ unsafe fn columns<L: Lanes, E: Elem, const G: usize, const C: usize>(
         }
         for i in 0..n {
             let row = v.add(i * E::row_bytes(d));
-            if c == 0 {
-                ask::<L, E, 1>(next, i, d);
-            }
+            ask::<L, E, C>(next.wrapping_add(i * E::row_bytes(d)), c);
             let mut weights = [L::zero(); G];
             for g in 0..G {
                 weights[g] = L::splat(p[g][i]);
