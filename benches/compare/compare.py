@@ -2,7 +2,8 @@
 
 Every round measures every figure with every engine, one process each, one after the other. A ratio is taken inside a
 round, and the table has the median over the rounds with the smallest and the largest. llama.cpp counts with the better
-of flash attention on and off, figure by figure and round by round.
+of flash attention on and off, figure by figure and round by round. Next to every decode step, memory as large as the
+model and the cache is read, which is the time that no step can go below.
 """
 
 import argparse
@@ -22,6 +23,9 @@ HOPELESS = 0.8
 
 # OpenVINO keeps whole blocks of 32 and wants more of them than the first and the last that it always keeps.
 OPENVINO_KEEPS = 224
+
+# Bytes of ecokv's cache, by figure.
+KV_BYTES = {}
 
 
 def main():
@@ -90,6 +94,8 @@ def engines(figure, args):
     found += [(f"llama.cpp, FA {fa}", lambda fa=fa: llama_bench(llama, figure, fa, args)) for fa in ("off", "on")]
     if tier == "native":
         found.append(("OpenVINO", lambda: openvino(figure, args)))
+    if figure[0] == "tg":
+        found.insert(1, ("memory", lambda: memory(figure, args)))
     return found
 
 
@@ -99,7 +105,15 @@ def ecokv(figure, args):
     command += ["-p", n, "-n", 0] if kind == "pp" else ["-p", 0, "-n", n]
     command += ["--method", "ecokv", "--budget", budget] if budget else []
     command += ["--dispatch", tier] if tier != "native" else []
-    return run(command, args)["results"][0]["tokens_per_s"]
+    result = run(command, args)["results"][0]
+    KV_BYTES[figure] = result["kv_bytes"]
+    return result["tokens_per_s"]
+
+
+def memory(figure, args):
+    """Steps per second if a step did nothing but read the model and the cache of ecokv."""
+    n_bytes = args.file.stat().st_size + KV_BYTES[figure]
+    return 1 / run([ENV["READ_MEMORY"], n_bytes, args.threads], args)["seconds"]
 
 
 def llama_bench(program, figure, fa, args):
@@ -137,14 +151,15 @@ def hopeless(figure, samples):
 
 
 def table(figures, samples):
-    lines = ["| figure | ecokv | llama.cpp | OpenVINO | ecokv / llama.cpp | ecokv / the better |", "|---|---|---|---|---|---|"]
+    lines = ["| figure | ecokv | llama.cpp | OpenVINO | ecokv / llama.cpp | ecokv / the better | time / reading once |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for figure in figures:
         of = {e: rates for (f, e), rates in samples.items() if f == figure}
-        ours = of.pop("ecokv")
+        ours, limit = of.pop("ecokv"), of.pop("memory", [])
         llama = [rates for engine, rates in of.items() if "llama" in engine]
         best_llama, best = per_round_best(llama), per_round_best(of.values())
         cells = [name(figure), rate(ours), rate(best_llama), rate(of.get("OpenVINO", [None]))]
-        cells += [ratio(ours, best_llama), ratio(ours, best)]
+        cells += [ratio(ours, best_llama), ratio(ours, best), ratio(limit, ours)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

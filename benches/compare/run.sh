@@ -29,10 +29,12 @@ main() {
         cargo build --release --locked --manifest-path "$root/Cargo.toml"
         ECOKV=${CARGO_TARGET_DIR:-$root/target}/release/ecokv
     fi
+    cargo build --release --locked --example read_memory --manifest-path "$root/Cargo.toml"
+    READ_MEMORY=${CARGO_TARGET_DIR:-$root/target}/release/examples/read_memory
     [ -n "${LLAMA_BENCH_NATIVE:-}" ] || llama_native
     [ $tiers = native ] || [ -n "${LLAMA_BENCH_AVX2:-}" ] || llama_avx2
     [ -n "${OPENVINO_PYTHON:-}" ] || openvino
-    export ECOKV LLAMA_BENCH_NATIVE LLAMA_BENCH_AVX2=${LLAMA_BENCH_AVX2:-} OPENVINO_PYTHON
+    export ECOKV READ_MEMORY LLAMA_BENCH_NATIVE LLAMA_BENCH_AVX2=${LLAMA_BENCH_AVX2:-} OPENVINO_PYTHON
     python3 "$here/compare.py" --tiers $tiers "$file" "$@"
 }
 

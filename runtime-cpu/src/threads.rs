@@ -156,9 +156,9 @@ impl Pool {
     ) {
         let parts = parts.map(|(key, data, unit)| (key, Base(data.as_mut_ptr()), data.len(), unit));
         let n_units: usize = parts.iter().map(|(_, _, total, unit)| total.div_ceil(*unit)).sum();
+        let shares = if self.n_threads == 1 { 1 } else { 2 * self.n_threads }; // half of what is left, shared out
         let starts = || {
-            // Half of what is left, shared out.
-            let next = |from: &usize| from + (n_units - from).div_ceil(2 * self.n_threads);
+            let next = |from: &usize| from + (n_units - from).div_ceil(shares);
             std::iter::successors(Some(0), move |from| Some(next(from))).take_while(|from| *from < n_units)
         };
         self.tasks(starts().count(), |i| {
