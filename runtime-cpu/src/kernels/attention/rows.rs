@@ -184,9 +184,10 @@ unsafe fn dots<L: Lanes, E: Elem, const G: usize, const C: usize>(
 /// Asks for `C` registers of columns from `c` of a row.
 #[inline(always)]
 unsafe fn ask<L: Lanes, E: Elem, const C: usize>(row: *const u8, c: usize) {
-    for line in (0..E::row_bytes(C * L::N)).step_by(64) {
+    let from = E::row_bytes(c);
+    for line in (0..E::row_bytes(c + C * L::N) - from).step_by(64) {
         // SAFETY: the caller has the features; nothing is read.
-        unsafe { L::prefetch(row.wrapping_add(E::row_bytes(c) + line)) };
+        unsafe { L::prefetch(row.wrapping_add(from + line)) };
     }
 }
 
