@@ -1,5 +1,5 @@
 //! Reads so many bytes of memory again and again, as a decode step reads weights and cache, and prints how long that takes:
-//! what no decode step over as many bytes can go below.
+//! what a decode step over as many bytes would take if it did nothing else.
 //!
 //!     cargo run --release --example read_memory -- BYTES THREADS      {"bytes":..,"seconds":..}, the median pass
 

@@ -3,7 +3,7 @@
 Every round measures every figure with every engine, one process each, one after the other. A ratio is taken inside a
 round, and the table has the median over the rounds with the smallest and the largest. llama.cpp counts with the better
 of flash attention on and off, figure by figure and round by round. Next to every decode step, memory as large as the
-model and the cache is read, which is the time that no step can go below.
+model and the cache is read, which is what a step that did nothing else would take.
 """
 
 import argparse
