@@ -186,7 +186,8 @@ impl LayerCache {
         self.positions = vec![0; start];
         for (h, (head, kept)) in self.heads.iter().zip(&kept).enumerate() {
             let positions = &mut self.positions[head.start + n_slots..head.start + head.len];
-            positions.iter_mut().zip(kept.iter()).for_each(|(p, i)| *p = from.position(h, i));
+            let rows = (0..).map_while(|i| kept.get(i));
+            positions.iter_mut().zip(rows).for_each(|(p, i)| *p = from.position(h, i));
         }
         // Row `i` is a slot, a row that stays, or headroom.
         let (heads, d) = (&self.heads, self.head_dim);
@@ -292,18 +293,11 @@ impl Kept {
         }
     }
 
+    /// The `i`-th row that stays.
     fn get(&self, i: usize) -> Option<usize> {
         match self {
             Kept::Range(range) => Some(range.start as usize + i).filter(|i| *i < range.end as usize),
             Kept::Rows(rows) => rows.get(i).map(|&i| i as usize),
         }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        let (all, rows) = match self {
-            Kept::Range(range) => (range.start as usize..range.end as usize, &[][..]),
-            Kept::Rows(rows) => (0..0, &rows[..]),
-        };
-        all.chain(rows.iter().map(|&i| i as usize))
     }
 }
