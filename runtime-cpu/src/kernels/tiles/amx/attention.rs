@@ -90,7 +90,7 @@ pub(in super::super) unsafe fn attend(t: &mut Tile, blocks: &[Line], n_lines: us
         let seen = &seen[..n_panels];
         let keys = |b: usize| blocks.as_ptr().add(b * n_lines);
         let mut weights = [[Line([0; 64]); 2 * PLANE]; MOST_PANELS];
-        let mut products = [[Sums::default(); 2]; 2];
+        let mut products = [[Sums::default(); KEYS / TILE_TOKENS]; 2];
         let mut sums = [Sums::default(); 2];
         // Products take long to come out: those of a panel are asked for before those of the panel before it are used.
         let mut before = None;
@@ -171,16 +171,13 @@ unsafe fn split_queries(q: *const f32, d: usize, to: &mut [Line]) {
     }
 }
 
-/// Products of a block of keys with a panel of queries, half of the keys each.
+/// Products of a block of keys with a panel of queries.
 #[inline(always)]
-unsafe fn score(tiles: &Tiles, keys: *const Line, panel: *const Line, d: usize, sums: &mut [Sums; 2]) {
+unsafe fn score(tiles: &Tiles, keys: *const Line, panel: *const Line, d: usize, sums: &mut [Sums; KEYS / TILE_TOKENS]) {
     let per_tile = tile_lines(d);
     for (i, sums) in sums.iter_mut().enumerate() {
         // SAFETY: the caller's contract; a block has four tiles of keys.
-        unsafe {
-            let keys = keys.add(2 * i * per_tile);
-            multiply(tiles, [keys, keys.add(per_tile)], panel, per_tile / (2 * PLANE), sums);
-        }
+        unsafe { multiply(tiles, keys.add(i * per_tile), panel, per_tile / (2 * PLANE), sums) };
     }
 }
 
@@ -193,10 +190,9 @@ unsafe fn weigh(
     b: usize,
     seen: &Seen,
     keys: *const Line,
-    products: &[Sums; 2],
+    products: &[Sums; KEYS / TILE_TOKENS],
     weights: &mut [Line; 2 * PLANE],
 ) {
-    const HALF: usize = 2 * TILE_TOKENS;
     let d = t.q.len();
     let per_tile = tile_lines(d);
     let lane = p * LANES;
@@ -213,7 +209,7 @@ unsafe fn weigh(
         let mut top = old;
         for i in 0..KEYS {
             let scale = _mm512_mul_ps(query_scales, _mm512_set1_ps(scale_of(keys, per_tile, i)));
-            let mut score = Zmm(_mm512_mul_ps(products[i / HALF].line(i % HALF), scale));
+            let mut score = Zmm(_mm512_mul_ps(products[i / TILE_TOKENS].line(i % TILE_TOKENS), scale));
             if masked {
                 score = score.only_within(first, end, (b * KEYS + i) as i32);
             }
@@ -281,7 +277,6 @@ unsafe fn add_values(
     weights: &[[Line; 2 * PLANE]; MOST_PANELS],
     sums: &mut [Sums; 2],
 ) {
-    const COLUMNS: usize = 2 * TILE_TOKENS;
     let d = t.q.len();
     let per_tile = tile_lines(KEYS);
     // SAFETY: the caller's contract; tiles of values follow four of keys.
@@ -290,14 +285,14 @@ unsafe fn add_values(
         let mut before = None;
         let mut turn = 0;
         let panels = (0..seen.len()).filter(|&p| seen[p].some_of(b));
-        let parts = panels.flat_map(|p| (0..d).step_by(COLUMNS).map(move |c| (p, c)));
+        let parts = panels.flat_map(|p| (0..d).step_by(TILE_TOKENS).map(move |c| (p, c)));
         for part in parts.map(Some).chain([None]) {
             if let Some((p, c)) = part {
-                multiply(tiles, [values(c), values(c).add(per_tile)], weights[p].as_ptr(), 1, &mut sums[turn]);
+                multiply(tiles, values(c), weights[p].as_ptr(), 1, &mut sums[turn]);
             }
             turn ^= 1;
             if let Some((p, c)) = std::mem::replace(&mut before, part) {
-                for r in 0..COLUMNS {
+                for r in 0..TILE_TOKENS {
                     let out = t.out.as_mut_ptr().cast::<f32>().add((c + r) * TILE_ROWS + p * LANES);
                     let scale = Zmm::splat(scale_of(values(c), per_tile, r));
                     Zmm(sums[turn].line(r)).fma(scale, Zmm::load(out)).store(out);

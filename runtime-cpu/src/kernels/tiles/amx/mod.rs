@@ -307,23 +307,27 @@ pub(super) unsafe fn products(
 ) {
     let (per_tile, steps) = (x.per_tile(), x.n_cols.div_ceil(COLUMNS));
     let scales = tile_lines(x.n_cols) - 1;
-    let mut sums = Sums::default();
     let rows = ((1_u32 << n_rows) - 1) as __mmask16;
-    // SAFETY: the caller's contract. Without a second tile of tokens the first stands in for it.
+    let mut sums = [Sums::default(); 2];
+    // SAFETY: the caller's contract.
     unsafe {
         let tiles = Tiles::configure();
         let w = w.as_ptr();
         let row_scales = _mm512_load_ps(w.add(scales).cast());
-        for t in tokens.clone().step_by(2 * TILE_TOKENS) {
-            let n = (tokens.end - t).min(2 * TILE_TOKENS);
-            let first = x.lines.as_ptr().add(t / TILE_TOKENS * per_tile);
-            let second = if n > TILE_TOKENS { first.add(per_tile) } else { first };
-            multiply(&tiles, [first, second], w, steps, &mut sums);
-            for i in 0..n {
-                let tile = if i < TILE_TOKENS { first } else { second };
-                let scale = *tile.add(scales).cast::<f32>().add(i % TILE_TOKENS);
-                let mut product = _mm512_mul_ps(sums.line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
-                let outliers = &*tile.add(scales + 1 + i % TILE_TOKENS).cast::<Outliers>();
+        // Products take long to come out: those of a tile are asked for before those of the tile before it are used.
+        let mut before = None;
+        let mut turn = 0;
+        for t in tokens.clone().step_by(TILE_TOKENS).map(Some).chain([None]) {
+            let tile = t.map(|t| (t, x.lines.as_ptr().add(t / TILE_TOKENS * per_tile)));
+            if let Some((_, tile)) = tile {
+                multiply(&tiles, tile, w, steps, &mut sums[turn]);
+            }
+            turn ^= 1;
+            let Some((t, tile)) = std::mem::replace(&mut before, tile) else { continue };
+            for i in 0..TILE_TOKENS.min(tokens.end - t) {
+                let scale = *tile.add(scales).cast::<f32>().add(i);
+                let mut product = _mm512_mul_ps(sums[turn].line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
+                let outliers = &*tile.add(scales + 1 + i).cast::<Outliers>();
                 for o in 0..outliers.n as usize {
                     let column = _mm512_mul_ps(weights(w, outliers.columns[o] as usize), row_scales);
                     product = _mm512_fmadd_ps(column, _mm512_set1_ps(outliers.values[o]), product);
@@ -365,8 +369,8 @@ impl Tiles {
             rows: [u8; 16],
         }
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        config.row_bytes[..8].fill(64);
-        config.rows[..8].fill(16);
+        config.row_bytes[..4].fill(64);
+        config.rows[..4].fill(16);
         // SAFETY: the caller's contract; the configuration is 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) }
         Tiles(())
@@ -380,14 +384,14 @@ impl Drop for Tiles {
     }
 }
 
-/// Sums of products of upper bytes, and of upper with lower ones: `[2][32]` lines of 16.
+/// Sums of products of upper bytes, and of upper with lower ones: `[2][16]` lines of 16.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Sums([[Line; 2 * TILE_TOKENS]; 2]);
+struct Sums([[Line; TILE_TOKENS]; 2]);
 
 impl Default for Sums {
     fn default() -> Sums {
-        Sums([[Line([0; 64]); 2 * TILE_TOKENS]; 2])
+        Sums([[Line([0; 64]); TILE_TOKENS]; 2])
     }
 }
 
@@ -403,42 +407,32 @@ impl Sums {
     }
 }
 
-/// Two tiles of tokens by one of rows.
+/// A tile of tokens by one of rows. Of the eight tiles four are in use, though each part is then loaded for itself: the
+/// more are, the fewer a core has left to load the next while it multiplies, and to a core that runs another thread
+/// beside this one there are hardly any.
 #[inline(always)]
-unsafe fn multiply(_: &Tiles, x: [*const Line; 2], w: *const Line, steps: usize, sums: &mut Sums) {
+unsafe fn multiply(_: &Tiles, x: *const Line, w: *const Line, steps: usize, sums: &mut Sums) {
     // SAFETY: the caller's contract; there is a step; tiles of sums lie one after the other.
     unsafe {
         asm!(
             "tilezero tmm0",
             "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
             "2:",
-            "tileloadd tmm6, [{w} + {line} * 1]",
-            "tileloadd tmm4, [{x0} + {line} * 1]",
-            "tdpbssd tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{w} + {line} * 1 + 1024]",
-            "tdpbssd tmm2, tmm4, tmm7",
-            "tileloadd tmm5, [{x1} + {line} * 1]",
-            "tdpbssd tmm1, tmm5, tmm6",
-            "tdpbssd tmm3, tmm5, tmm7",
-            "tileloadd tmm4, [{x0} + {line} * 1 + 1024]",
-            "tdpbssd tmm2, tmm4, tmm6",
-            "tileloadd tmm5, [{x1} + {line} * 1 + 1024]",
-            "tdpbssd tmm3, tmm5, tmm6",
-            "add {x0}, 2048",
-            "add {x1}, 2048",
+            "tileloadd tmm3, [{w} + {line} * 1]",
+            "tileloadd tmm2, [{x} + {line} * 1 + 1024]",
+            "tdpbssd tmm1, tmm2, tmm3",
+            "tileloadd tmm2, [{x} + {line} * 1]",
+            "tdpbssd tmm0, tmm2, tmm3",
+            "tileloadd tmm3, [{w} + {line} * 1 + 1024]",
+            "tdpbssd tmm1, tmm2, tmm3",
+            "add {x}, 2048",
             "add {w}, 2048",
             "dec {steps}",
             "jnz 2b",
             "tilestored [{sums} + {line} * 1], tmm0",
             "tilestored [{sums} + {line} * 1 + 1024], tmm1",
-            "tilestored [{sums} + {line} * 1 + 2048], tmm2",
-            "tilestored [{sums} + {line} * 1 + 3072], tmm3",
-            x0 = inout(reg) x[0] => _, x1 = inout(reg) x[1] => _, w = inout(reg) w => _,
-            steps = inout(reg) steps => _, line = in(reg) 64_usize, sums = in(reg) sums,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            x = inout(reg) x => _, w = inout(reg) w => _, steps = inout(reg) steps => _, line = in(reg) 64_usize,
+            sums = in(reg) sums, out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             options(nostack)
         );
     }
