@@ -131,7 +131,7 @@ fn tile_products_match_float64() {
     let pool = Pool::new(2).unwrap();
     // Whole pairs of tiles, a tile and a part of one, two and a part; rows that fill panels and that do not.
     for (dispatch, n) in Dispatch::available().into_iter().flat_map(|d| [64, 25, 41].map(|n| (d, n))) {
-        if !dispatch.has_tiles(n, 64) {
+        if !dispatch.has_tiles(n) {
             continue;
         }
         for (ty, n_rows) in QUANTISED.into_iter().flat_map(|ty| [(ty, 37), (ty, 64)]) {
@@ -143,37 +143,65 @@ fn tile_products_match_float64() {
                 (row_bytes, n_cols) = (shorter, n_cols - 32);
             }
             let w = WeightRows { ty, data: &data, row_bytes, n_cols };
-            // Tokens with a value that stands out a thousandfold, and with more of them than are kept apart.
-            let mut x = noise(n * n_cols, 3);
-            for (t, x) in x.chunks_mut(n_cols).enumerate() {
-                x.iter_mut().skip(t % 3).step_by(3).take([0, 1, 9][t % 3]).for_each(|v| *v *= 3e3);
-            }
-            let mut tiles = TileRows::default();
-            dispatch.split_tiles(&x, n_cols, &pool, &mut tiles);
-            let mut out = vec![0.0; n * n_rows];
-            dispatch.gemm_tiles(TileWeights::Packed(&Packed::new(w, &pool)), &tiles, &pool, &mut out);
-            let mut row = vec![0.0; n_cols];
-            for r in 0..n_rows {
-                dequantize_row(ty, &data[r * row_bytes..(r + 1) * row_bytes], &mut row);
-                let largest = row.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
-                for t in 0..n {
-                    let x = &x[t * n_cols..(t + 1) * n_cols];
-                    let mut sizes: Vec<f32> = x.iter().map(|v| v.abs()).collect();
-                    sizes.sort_by(|a, b| b.total_cmp(a));
-                    // What is kept apart meets the rounding of one weight each, the others that of the largest of them.
-                    let apart = sizes[..7].iter().filter(|&&v| v > 30.0).count();
-                    let apart = sizes.drain(..apart).sum::<f32>();
-                    let limit = 2e-5 * (norm(&row) * norm(&sizes) + f64::from(largest * apart));
-                    let (got, want) = (out[t * n_rows + r], dot64(&row, x));
-                    let error = (f64::from(got) - want).abs();
-                    assert!(error < limit, "{} token {t} row {r}: {got} for {want}", ty.name());
-                }
-            }
-            let mut unpacked = vec![0.0; n * n_rows];
-            dispatch.gemm_tiles(TileWeights::Rows(w), &tiles, &pool, &mut unpacked);
-            assert_eq!(out, unpacked, "{}", ty.name());
+            assert_tile_products(dispatch, &pool, w, n);
         }
     }
+}
+
+#[test]
+fn tile_products_of_parts_match_float64() {
+    let pool = Pool::new(2).unwrap();
+    // Columns in several chunks, of which the last ends inside a tile; tokens in two parts; more panels than a task has.
+    for (ty, repeats, n, n_rows) in
+        [(GgmlType::Q5_1, 21, 41, 150), (GgmlType::Q6_K, 20, 41, 37), (GgmlType::Q4_0, 3, 1100, 21)]
+    {
+        for dispatch in Dispatch::available().into_iter().filter(|d| d.has_tiles(n)) {
+            let (data, short_bytes, short_cols) = weights(ty, n_rows);
+            let mut row_bytes = repeats * short_bytes;
+            let mut n_cols = repeats * short_cols;
+            if ty.block_len() == 32 {
+                (row_bytes, n_cols) = (row_bytes - ty.block_bytes(), n_cols - 32);
+            }
+            let long = |row: &[u8]| row.repeat(repeats)[..row_bytes].to_vec();
+            let data: Vec<u8> = data.chunks(short_bytes).flat_map(long).collect();
+            assert_tile_products(dispatch, &pool, WeightRows { ty, data: &data, row_bytes, n_cols }, n);
+        }
+    }
+}
+
+fn assert_tile_products(dispatch: Dispatch, pool: &Pool, w: WeightRows<'_>, n: usize) {
+    let WeightRows { ty, data, row_bytes, n_cols } = w;
+    let n_rows = data.len() / row_bytes;
+    // Tokens with a value that stands out a thousandfold, and with more of them than are kept apart.
+    let mut x = noise(n * n_cols, 3);
+    for (t, x) in x.chunks_mut(n_cols).enumerate() {
+        x.iter_mut().skip(t % 3 + t / 3 * 97).step_by(3).take([0, 1, 9][t % 3]).for_each(|v| *v *= 3e3);
+    }
+    let mut tiles = TileRows::default();
+    dispatch.split_tiles(&x, n_cols, pool, &mut tiles);
+    let mut out = vec![f32::NAN; n * n_rows];
+    dispatch.gemm_tiles(TileWeights::Packed(&Packed::new(w, pool)), &tiles, pool, &mut out);
+    let mut row = vec![0.0; n_cols];
+    for r in 0..n_rows {
+        dequantize_row(ty, &data[r * row_bytes..(r + 1) * row_bytes], &mut row);
+        let largest = row.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
+        // Every token of some dozens, some of many.
+        for t in (0..n).step_by(1 + n / 100) {
+            let x = &x[t * n_cols..(t + 1) * n_cols];
+            let mut sizes: Vec<f32> = x.iter().map(|v| v.abs()).collect();
+            sizes.sort_by(|a, b| b.total_cmp(a));
+            // What is kept apart meets the rounding of one weight each, the others that of the largest of them.
+            let apart = sizes[..7].iter().filter(|&&v| v > 30.0).count();
+            let apart = sizes.drain(..apart).sum::<f32>();
+            let limit = 2e-5 * (norm(&row) * norm(&sizes) + f64::from(largest * apart));
+            let (got, want) = (out[t * n_rows + r], dot64(&row, x));
+            let error = (f64::from(got) - want).abs();
+            assert!(error < limit, "{} token {t} row {r}: {got} for {want}", ty.name());
+        }
+    }
+    let mut unpacked = vec![f32::NAN; n * n_rows];
+    dispatch.gemm_tiles(TileWeights::Rows(w), &tiles, pool, &mut unpacked);
+    assert_eq!(out, unpacked, "{}", ty.name());
 }
 
 #[test]

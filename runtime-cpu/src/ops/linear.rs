@@ -115,7 +115,7 @@ impl Linear {
             }
             return;
         }
-        if self.wants_q8(cx) && cx.dispatch.has_tiles(n, self.n_in) {
+        if self.wants_q8(cx) && cx.dispatch.has_tiles(n) {
             let weights = match &self.repacked {
                 Some(Repacked::Quants(w)) => TileWeights::Packed(w),
                 _ => TileWeights::Rows(self.rows()),
@@ -202,7 +202,7 @@ impl Input {
 
     fn quantize(&mut self, cx: &Compute, x: &[f32], n: usize, n_cols: usize) {
         let two_planes = cx.precision == Precision::Int16;
-        if cx.dispatch.has_tiles(n, n_cols) {
+        if cx.dispatch.has_tiles(n) {
             return cx.dispatch.split_tiles(x, n_cols, &cx.pool, &mut self.tiles);
         }
         self.q8.resize(n, n_cols, two_planes);

@@ -3,11 +3,14 @@
 
 use super::super::packed::Line;
 use super::super::{Dispatch, GROUP, Level, Tile};
-use super::{COLUMNS, MAX_COLUMNS, MIN_TOKENS, TILE_TOKENS, tile_lines};
+use super::{COLUMNS, MIN_TOKENS, TILE_TOKENS, tile_lines};
 use crate::threads::Pool;
 
 /// Keys that are scored, and whose values are summed, at a time: the columns of a tile of values.
 pub(super) const KEYS: usize = COLUMNS;
+
+/// More values of a key could overflow a sum: `2 * 127 * 128` each.
+const MAX_HEAD_DIM: usize = 65_536;
 
 /// Keys and values of the heads of a layer.
 #[derive(Debug, Default)]
@@ -31,7 +34,7 @@ impl Dispatch {
     /// Whether attention of `n` queries of `head_dim` values can go through tiles at this level.
     pub fn has_kv_tiles(self, n: usize, head_dim: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.0 == Level::Amx && n >= MIN_TOKENS && head_dim.is_multiple_of(GROUP) && head_dim <= MAX_COLUMNS;
+        return self.0 == Level::Amx && n >= MIN_TOKENS && head_dim.is_multiple_of(GROUP) && head_dim <= MAX_HEAD_DIM;
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }

@@ -2,8 +2,8 @@
 //!
 //! A token's activations and a row's weights are fixed-point numbers of 16 bits, in units of what makes the largest of
 //! them fit, and so two signed bytes each. Of the four products three are added up, in integers, for all columns: that of
-//! the two low bytes is below what 16 bits hold. Quantised weights of 16 rows at a time become such numbers when they are
-//! used, for all tokens of a task, so they stay as small in memory as they are.
+//! the two low bytes is below what 16 bits hold. Quantised weights of 16 rows and some hundred columns at a time become such
+//! numbers when they are used, for all tokens of a task, so they stay as small in memory as they are.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
@@ -23,17 +23,21 @@ const TILE_TOKENS: usize = 16;
 /// Columns of a tile.
 const COLUMNS: usize = 64;
 
-/// Rows of weights of a task: neighbours in the output that no other thread writes.
-const ROWS: usize = 2 * PANEL_ROWS;
+/// Most steps of 64 columns that weights are converted for at a time: beside a tile of tokens they stay in a core's first
+/// cache. If there are no more than twice as many, adding up two halves costs more than that.
+const MOST_STEPS: usize = 12;
+
+/// Panels of a task: neighbours in the output that no other thread writes.
+const PANELS: usize = 2;
+
+/// As [`PANELS`] where every panel fetches the activations into the second cache again.
+const PANELS_OF_MANY_COLUMNS: usize = 8;
 
 /// Fewer tokens do not repay the conversion of the weights.
 const MIN_TOKENS: usize = 24;
 
-/// More columns could overflow a sum: `2 * 127 * 128` each.
-const MAX_COLUMNS: usize = 65_536;
-
 /// Bytes of activations that stay in a core's second cache beside the weights of a task.
-const CACHED: usize = 1_250_000;
+const CACHED: usize = 1_600_000;
 
 /// Activation vectors as fixed-point numbers, in tiles of 16 tokens.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +75,18 @@ impl TileRows {
     fn per_tile(&self) -> usize {
         tile_lines(self.n_cols) + TILE_TOKENS
     }
+
+    /// Bytes of all tiles.
+    fn bytes(&self) -> usize {
+        self.lines.len() * size_of::<Line>()
+    }
+}
+
+/// Columns of the chunks that products are summed in.
+fn chunk_columns(n_cols: usize) -> usize {
+    let steps = n_cols.div_ceil(COLUMNS);
+    let chunks = if steps > 2 * MOST_STEPS { steps.div_ceil(MOST_STEPS) } else { 1 };
+    steps.div_ceil(chunks) * COLUMNS
 }
 
 impl Outliers {
@@ -111,10 +127,10 @@ impl TileWeights<'_> {
 }
 
 impl Dispatch {
-    /// Whether products of `n` tokens of `n_cols` values with quantised weights go through tiles at this level.
-    pub fn has_tiles(self, n: usize, n_cols: usize) -> bool {
+    /// Whether products of `n` tokens with quantised weights go through tiles at this level.
+    pub fn has_tiles(self, n: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.0 == Level::Amx && n >= MIN_TOKENS && n_cols <= MAX_COLUMNS;
+        return self.0 == Level::Amx && n >= MIN_TOKENS;
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
@@ -142,19 +158,22 @@ impl Dispatch {
     /// Unless the level [has tiles](Self::has_tiles) and the shapes agree.
     pub fn gemm_tiles(self, w: TileWeights<'_>, x: &TileRows, pool: &Pool, out: &mut [f32]) {
         let (n_rows, n_cols) = w.shape();
-        assert!(out.len() == x.n * n_rows && x.n_cols == n_cols && n_cols <= MAX_COLUMNS, "gemm_tiles shapes");
+        assert!(out.len() == x.n * n_rows && x.n_cols == n_cols, "gemm_tiles shapes");
         if let TileWeights::Rows(w) = w {
             w.check();
         }
-        // Tokens in equal parts that the cache holds, rows in blocks: a task is a block of one part.
-        let bytes = x.lines.len() * size_of::<Line>();
-        let per_part = x.n.div_ceil(bytes.div_ceil(CACHED)).next_multiple_of(2 * TILE_TOKENS);
-        let blocks = n_rows.div_ceil(ROWS);
+        // Tokens in equal parts of which the cache holds a chunk of columns; a task is some panels by one part.
+        let per_chunk = x.bytes() * chunk_columns(n_cols) / n_cols;
+        let per_part = x.n.div_ceil(per_chunk.div_ceil(CACHED)).next_multiple_of(TILE_TOKENS);
+        let parts = x.n.div_ceil(per_part);
+        let all_cached = x.bytes() / parts <= CACHED;
+        let per_task = PANEL_ROWS * if all_cached { PANELS } else { PANELS_OF_MANY_COLUMNS };
+        let blocks = n_rows.div_ceil(per_task);
         let out = Base(out.as_mut_ptr());
-        pool.tasks(x.n.div_ceil(per_part) * blocks, |task| {
+        pool.tasks(parts * blocks, |task| {
             let (part, block) = (task / blocks, task % blocks);
             let tokens = part * per_part..x.n.min((part + 1) * per_part);
-            let rows = block * ROWS..n_rows.min((block + 1) * ROWS);
+            let rows = block * per_task..n_rows.min((block + 1) * per_task);
             // SAFETY: the rows and tokens exist, and no other task writes theirs.
             unsafe { self.tiles_task(w, rows, x, tokens, out.at(0), n_rows) };
         });
@@ -171,21 +190,26 @@ impl Dispatch {
         out: *mut f32,
         stride: usize,
     ) {
-        // Taken out and put back: 20 to 200 KB.
+        // Taken out and put back: up to 25 KB.
         thread_local!(static CONVERTED: std::cell::RefCell<Vec<Line>> = const { std::cell::RefCell::new(Vec::new()) });
+        let per_chunk = chunk_columns(x.n_cols);
         let mut converted = CONVERTED.take();
-        converted.resize(tile_lines(x.n_cols), Line([0; 64]));
-        let mut panel = |w: PackedRows<'_>, from: usize| {
-            // SAFETY: the caller's contract; there is room for a panel.
-            unsafe { self.panel_products(w, &mut converted, x, tokens.clone(), out.add(from), stride) };
+        converted.resize(tile_lines(per_chunk), Line([0; 64]));
+        let mut panel = |w: PackedRows<'_>, from: usize, first: usize| {
+            let columns = first..x.n_cols.min(first + per_chunk);
+            // SAFETY: the caller's contract; there is room for a chunk of a panel.
+            unsafe { self.panel_products(w, columns, &mut converted, x, tokens.clone(), out.add(from), stride) };
         };
+        let chunks = (0..x.n_cols).step_by(per_chunk);
         match w {
-            TileWeights::Packed(w) => rows.clone().step_by(PANEL_ROWS).for_each(|from| {
-                panel(w.rows(from, rows.end.min(from + PANEL_ROWS)), from);
+            TileWeights::Packed(w) => chunks.for_each(|first| {
+                for from in rows.clone().step_by(PANEL_ROWS) {
+                    panel(w.rows(from, rows.end.min(from + PANEL_ROWS)), from, first);
+                }
             }),
-            TileWeights::Rows(w) => {
-                super::packed::unpacked(w.slice(rows.start, rows.end), |w, from| panel(w, rows.start + from));
-            }
+            TileWeights::Rows(w) => super::packed::unpacked(w.slice(rows.start, rows.end), |w, from| {
+                chunks.clone().for_each(|first| panel(w, rows.start + from, first));
+            }),
         }
         CONVERTED.set(converted);
     }
@@ -200,11 +224,16 @@ impl Dispatch {
         }
     }
 
+    /// Adds the products of some columns, or writes those of the first.
+    ///
     /// # Safety
-    /// `w` is a panel, `converted` a tile of its columns, the tokens those of `x`; nobody else uses the outputs.
+    /// `w` is a panel with these columns, `converted` a tile of them, the tokens are those of `x`; nobody else uses the
+    /// outputs.
+    #[allow(clippy::too_many_arguments)] // a part of each of three matrices
     unsafe fn panel_products(
         self,
         w: PackedRows<'_>,
+        columns: Range<usize>,
         converted: &mut [Line],
         x: &TileRows,
         tokens: Range<usize>,
@@ -215,8 +244,8 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Dispatch` holds this level only if the CPU has it; the rest is the caller's contract.
             Level::Amx => unsafe {
-                amx::convert(w, converted);
-                amx::products(converted, w.n_rows, x, tokens, out, stride);
+                amx::convert(w, columns.clone(), converted);
+                amx::products(converted, w.n_rows, x, columns, tokens, out, stride);
             },
             _ => unreachable!("a level without tiles"),
         }

@@ -5,7 +5,9 @@ use std::arch::x86_64::*;
 use std::f32::consts::{LN_2, LOG2_E};
 
 use super::super::attention::KEYS;
-use super::{LARGEST, Magnitudes, PLANE, Sums, TILE_TOKENS, Tiles, multiply, pack, split_tile, tile_lines};
+use super::{
+    LARGEST, Magnitudes, PLANE, Sums, TILE_TOKENS, Tiles, multiply, multiply_one, pack, split_tile, tile_lines,
+};
 use crate::kernels::attention::avx512::Zmm;
 use crate::kernels::attention::lanes::Lanes;
 use crate::kernels::attention::{TILE_ROWS, Tile};
@@ -13,6 +15,9 @@ use crate::kernels::packed::Line;
 
 /// Queries of a panel.
 const LANES: usize = 16;
+
+/// Products of four tiles with one.
+type Products = [Sums; KEYS / TILE_TOKENS];
 
 /// Panels of a [`Tile`].
 const MOST_PANELS: usize = TILE_ROWS / LANES;
@@ -90,8 +95,8 @@ pub(in super::super) unsafe fn attend(t: &mut Tile, blocks: &[Line], n_lines: us
         let seen = &seen[..n_panels];
         let keys = |b: usize| blocks.as_ptr().add(b * n_lines);
         let mut weights = [[Line([0; 64]); 2 * PLANE]; MOST_PANELS];
-        let mut products = [[Sums::default(); KEYS / TILE_TOKENS]; 2];
-        let mut sums = [Sums::default(); 2];
+        let mut products = [Products::default(); 2];
+        let mut sums = [Products::default(); 2];
         // Products take long to come out: those of a panel are asked for before those of the panel before it are used.
         let mut before = None;
         let mut turn = 0;
@@ -173,11 +178,17 @@ unsafe fn split_queries(q: *const f32, d: usize, to: &mut [Line]) {
 
 /// Products of a block of keys with a panel of queries.
 #[inline(always)]
-unsafe fn score(tiles: &Tiles, keys: *const Line, panel: *const Line, d: usize, sums: &mut [Sums; KEYS / TILE_TOKENS]) {
+unsafe fn score(tiles: &Tiles, keys: *const Line, panel: *const Line, d: usize, sums: &mut Products) {
     let per_tile = tile_lines(d);
-    for (i, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's contract; a block has four tiles of keys.
-        unsafe { multiply(tiles, keys.add(i * per_tile), panel, per_tile / (2 * PLANE), sums) };
+    let steps = per_tile / (2 * PLANE);
+    // SAFETY: the caller's contract; a block has four tiles of keys.
+    unsafe {
+        if steps == 1 {
+            return multiply_one(tiles, keys, per_tile, panel, sums);
+        }
+        for (i, sums) in sums.iter_mut().enumerate() {
+            multiply(tiles, keys.add(i * per_tile), panel, steps, sums);
+        }
     }
 }
 
@@ -190,7 +201,7 @@ unsafe fn weigh(
     b: usize,
     seen: &Seen,
     keys: *const Line,
-    products: &[Sums; KEYS / TILE_TOKENS],
+    products: &Products,
     weights: &mut [Line; 2 * PLANE],
 ) {
     let d = t.q.len();
@@ -275,8 +286,10 @@ unsafe fn add_values(
     b: usize,
     block: *const Line,
     weights: &[[Line; 2 * PLANE]; MOST_PANELS],
-    sums: &mut [Sums; 2],
+    sums: &mut [Products; 2],
 ) {
+    /// Columns whose sums are asked for at a time: a tile of [`Products`] each.
+    const MOST: usize = KEYS;
     let d = t.q.len();
     let per_tile = tile_lines(KEYS);
     // SAFETY: the caller's contract; tiles of values follow four of keys.
@@ -285,17 +298,19 @@ unsafe fn add_values(
         let mut before = None;
         let mut turn = 0;
         let panels = (0..seen.len()).filter(|&p| seen[p].some_of(b));
-        let parts = panels.flat_map(|p| (0..d).step_by(TILE_TOKENS).map(move |c| (p, c)));
+        let parts = panels.flat_map(|p| (0..d).step_by(MOST).map(move |c| (p, c..d.min(c + MOST))));
         for part in parts.map(Some).chain([None]) {
-            if let Some((p, c)) = part {
-                multiply(tiles, values(c), weights[p].as_ptr(), 1, &mut sums[turn]);
+            if let Some((p, columns)) = &part {
+                let sums = &mut sums[turn][..columns.len() / TILE_TOKENS];
+                multiply_one(tiles, values(columns.start), per_tile, weights[*p].as_ptr(), sums);
             }
             turn ^= 1;
-            if let Some((p, c)) = std::mem::replace(&mut before, part) {
-                for r in 0..TILE_TOKENS {
-                    let out = t.out.as_mut_ptr().cast::<f32>().add((c + r) * TILE_ROWS + p * LANES);
-                    let scale = Zmm::splat(scale_of(values(c), per_tile, r));
-                    Zmm(sums[turn].line(r)).fma(scale, Zmm::load(out)).store(out);
+            if let Some((p, columns)) = std::mem::replace(&mut before, part) {
+                let scales = values(columns.start);
+                for (i, c) in columns.enumerate() {
+                    let out = t.out.as_mut_ptr().cast::<f32>().add(c * TILE_ROWS + p * LANES);
+                    let scale = Zmm::splat(scale_of(scales, per_tile, i));
+                    Zmm(sums[turn][i / TILE_TOKENS].line(i % TILE_TOKENS)).fma(scale, Zmm::load(out)).store(out);
                 }
             }
         }

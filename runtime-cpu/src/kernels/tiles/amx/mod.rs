@@ -120,19 +120,19 @@ unsafe fn take_outliers(x: &[f32], threshold: f32, found: &mut Outliers) -> __m5
     }
 }
 
-/// A panel of weights as a tile of 16 rows.
+/// Some columns of a panel of weights as a tile of 16 rows.
 ///
 /// # Safety
-/// The CPU has the features; `w` is one panel and `to` a tile of its columns.
+/// The CPU has the features; `w` is one panel with these columns, multiples of 32, and `to` a tile of them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn convert(w: PackedRows<'_>, to: &mut [Line]) {
+pub(super) unsafe fn convert(w: PackedRows<'_>, columns: Range<usize>, to: &mut [Line]) {
     // SAFETY: the caller's contract.
-    unsafe { with_packing!(w.ty, P => convert_panel::<P>(w, to)) }
+    unsafe { with_packing!(w.ty, P => convert_panel::<P>(w, columns, to)) }
 }
 
 #[inline(always)]
-unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
-    let groups = w.n_cols / GROUP;
+unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, columns: Range<usize>, to: &mut [Line]) {
+    let (first, groups) = (columns.start / GROUP, columns.len() / GROUP);
     let to = to.as_mut_ptr();
     // SAFETY: the panel has these groups; `to` has two planes for every two of them and a line of scales.
     unsafe {
@@ -140,20 +140,20 @@ unsafe fn convert_panel<P: Packing>(w: PackedRows<'_>, to: &mut [Line]) {
         let most = _mm512_set1_ps(largest_quant(P::LAYOUT));
         let mut range = Magnitudes::new();
         for g in 0..groups {
-            for (scale, min) in Group::at::<P>(panel, g).factors {
+            for (scale, min) in Group::at::<P>(panel, first + g).factors {
                 range.add(min);
                 range.add(_mm512_fmadd_ps(most, scale, min));
             }
         }
         let inverse = range.inverse();
-        _mm512_store_ps(to.add(tile_lines(w.n_cols) - 1).cast(), range.scales(1.0));
+        _mm512_store_ps(to.add(tile_lines(columns.len()) - 1).cast(), range.scales(1.0));
         for g in 0..groups {
-            let Group { quants, factors } = Group::at::<P>(panel, g);
+            let Group { quants, factors } = Group::at::<P>(panel, first + g);
             let to = to.add(g / 2 * 2 * PLANE + g % 2 * (PLANE / 2));
             for v in 0..4 {
                 for (half, quad) in quads::<P>(quants, v).into_iter().enumerate() {
                     let (scale, min) = factors[half];
-                    let x = columns(quad, _mm512_mul_ps(scale, inverse), _mm512_mul_ps(min, inverse));
+                    let x = dequantized(quad, _mm512_mul_ps(scale, inverse), _mm512_mul_ps(min, inverse));
                     for (p, bytes) in pack(x).into_iter().enumerate() {
                         _mm512_store_si512(to.add(p * PLANE + 4 * half + v).cast(), bytes);
                     }
@@ -204,7 +204,7 @@ impl Group {
 
 /// Four columns of 16 rows as fixed-point numbers.
 #[inline(always)]
-unsafe fn columns(quad: __m512i, scale: __m512, min: __m512) -> [__m512i; 4] {
+unsafe fn dequantized(quad: __m512i, scale: __m512, min: __m512) -> [__m512i; 4] {
     // SAFETY: the caller has the features.
     unsafe {
         let byte = _mm512_set1_epi32(0xff);
@@ -292,20 +292,23 @@ impl Magnitudes {
     }
 }
 
-/// `out[t][r]` of `[n][stride]` for the given tokens and the first `n_rows` rows of a tile of weights.
+/// Adds to `out[t][r]` of `[n][stride]`, for the given tokens and the first `n_rows` rows of a tile of weights, the products of
+/// its columns; those of the first columns are written.
 ///
 /// # Safety
-/// The CPU has AMX; the tokens are those of `x`, `w` is a tile of its columns; nobody else uses these outputs.
+/// The CPU has AMX; the tokens are those of `x`, `w` is a tile of these columns; nobody else uses the outputs.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn products(
     w: &[Line],
     n_rows: usize,
     x: &TileRows,
+    columns: Range<usize>,
     tokens: Range<usize>,
     out: *mut f32,
     stride: usize,
 ) {
-    let (per_tile, steps) = (x.per_tile(), x.n_cols.div_ceil(COLUMNS));
+    let (per_tile, steps) = (x.per_tile(), columns.len().div_ceil(COLUMNS));
+    let first = columns.start / COLUMNS * 2 * PLANE;
     let scales = tile_lines(x.n_cols) - 1;
     let rows = ((1_u32 << n_rows) - 1) as __mmask16;
     let mut sums = [Sums::default(); 2];
@@ -313,26 +316,36 @@ pub(super) unsafe fn products(
     unsafe {
         let tiles = Tiles::configure();
         let w = w.as_ptr();
-        let row_scales = _mm512_load_ps(w.add(scales).cast());
+        let row_scales = _mm512_load_ps(w.add(tile_lines(columns.len()) - 1).cast());
         // Products take long to come out: those of a tile are asked for before those of the tile before it are used.
         let mut before = None;
         let mut turn = 0;
         for t in tokens.clone().step_by(TILE_TOKENS).map(Some).chain([None]) {
             let tile = t.map(|t| (t, x.lines.as_ptr().add(t / TILE_TOKENS * per_tile)));
-            if let Some((_, tile)) = tile {
-                multiply(&tiles, tile, w, steps, &mut sums[turn]);
+            if let Some((t, tile)) = tile {
+                multiply(&tiles, tile.add(first), w, steps, &mut sums[turn]);
+                for t in t..tokens.end.min(t + TILE_TOKENS) {
+                    _mm_prefetch::<_MM_HINT_T0>(out.add(t * stride).cast());
+                }
             }
             turn ^= 1;
             let Some((t, tile)) = std::mem::replace(&mut before, tile) else { continue };
             for i in 0..TILE_TOKENS.min(tokens.end - t) {
+                let out = out.add((t + i) * stride);
                 let scale = *tile.add(scales).cast::<f32>().add(i);
                 let mut product = _mm512_mul_ps(sums[turn].line(i), _mm512_mul_ps(row_scales, _mm512_set1_ps(scale)));
                 let outliers = &*tile.add(scales + 1 + i).cast::<Outliers>();
                 for o in 0..outliers.n as usize {
-                    let column = _mm512_mul_ps(weights(w, outliers.columns[o] as usize), row_scales);
-                    product = _mm512_fmadd_ps(column, _mm512_set1_ps(outliers.values[o]), product);
+                    let column = outliers.columns[o] as usize;
+                    if columns.contains(&column) {
+                        let column = _mm512_mul_ps(weights(w, column - columns.start), row_scales);
+                        product = _mm512_fmadd_ps(column, _mm512_set1_ps(outliers.values[o]), product);
+                    }
                 }
-                _mm512_mask_storeu_ps(out.add((t + i) * stride), rows, product);
+                if columns.start > 0 {
+                    product = _mm512_add_ps(product, _mm512_maskz_loadu_ps(rows, out));
+                }
+                _mm512_mask_storeu_ps(out, rows, product);
             }
         }
     }
@@ -433,6 +446,36 @@ unsafe fn multiply(_: &Tiles, x: *const Line, w: *const Line, steps: usize, sums
             "tilestored [{sums} + {line} * 1 + 1024], tmm1",
             x = inout(reg) x => _, w = inout(reg) w => _, steps = inout(reg) steps => _, line = in(reg) 64_usize,
             sums = in(reg) sums, out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            options(nostack)
+        );
+    }
+}
+
+/// Tiles of tokens `apart` lines from each other by a tile of rows of one step: what they share is loaded once.
+#[inline(always)]
+unsafe fn multiply_one(_: &Tiles, x: *const Line, apart: usize, w: *const Line, sums: &mut [Sums]) {
+    // SAFETY: the caller's contract, as of `multiply`.
+    unsafe {
+        asm!(
+            "tileloadd tmm2, [{w} + {line} * 1]",
+            "tileloadd tmm3, [{w} + {line} * 1 + 1024]",
+            "2:",
+            "tileloadd tmm1, [{x} + {line} * 1]",
+            "tilezero tmm0",
+            "tdpbssd tmm0, tmm1, tmm2",
+            "tilestored [{sums} + {line} * 1], tmm0",
+            "tilezero tmm0",
+            "tdpbssd tmm0, tmm1, tmm3",
+            "tileloadd tmm1, [{x} + {line} * 1 + 1024]",
+            "tdpbssd tmm0, tmm1, tmm2",
+            "tilestored [{sums} + {line} * 1 + 1024], tmm0",
+            "add {x}, {apart}",
+            "add {sums}, 2048",
+            "dec {n}",
+            "jnz 2b",
+            x = inout(reg) x => _, w = in(reg) w, apart = in(reg) apart * size_of::<Line>(), n = inout(reg) sums.len() => _,
+            line = in(reg) 64_usize, sums = inout(reg) sums.as_mut_ptr() => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             options(nostack)
         );
     }
