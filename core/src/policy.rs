@@ -1,7 +1,8 @@
 //! A method as a value: six axes, each answering one question about a layer's eviction.
 
 use crate::axes::{
-    Depth, Diversity, Evicted, Importance, Merge, MergeRule, Mix, Queries, Reference, Similarity, ValueNorm,
+    Attention, Depth, Diversity, Evicted, Geometry, Importance, Merge, MergeRule, Mix, Queries, Redundancy, Reference,
+    Similarity, ValueNorm,
 };
 use crate::heads::HeadBudget;
 
@@ -111,6 +112,17 @@ impl Policy {
             needs.output_norms = matches!(a.value_norm, ValueNorm::Output { .. });
         }
         needs
+    }
+
+    /// Whether what a head keeps depends on that head alone, so that threads can share a layer: then
+    /// [`evict_layer`](crate::evict_layer) keeps of each [`LayerView::head`](crate::LayerView::head) what it keeps of the
+    /// whole layer, if all heads have the same length and no entry is tagged [`PROTECTED`](crate::tag::PROTECTED) (how many
+    /// recent entries are protected depends on the longest head and on the one with most protected entries).
+    pub const fn heads_apart(&self) -> bool {
+        let compared = matches!(self.importance, Importance::Random { .. })
+            || matches!(self.importance, Importance::Attention(Attention { share_heads: true, .. }))
+            || matches!(self.diversity, Diversity::Geometry(Geometry { redundancy: Redundancy::Layer, .. }));
+        matches!(self.head_budget, HeadBudget::Uniform) && !compared
     }
 
     /// Queries whose attention is kept one by one, because the policy looks at more than their mean.

@@ -130,6 +130,41 @@ impl Head {
 }
 
 impl<'a> LayerView<'a> {
+    /// KV head `h` as a layer of its own, which begins at row 0; `None` if there is no such head. See
+    /// [`Policy::heads_apart`](crate::Policy::heads_apart).
+    pub fn head(&self, h: usize) -> Option<LayerView<'a>> {
+        let LayerShape { group, head_dim, .. } = self.shape;
+        let (start, n) = (*self.starts.get(h)? as usize, *self.lens.get(h)? as usize);
+        let o = &self.observation;
+        Some(LayerView {
+            shape: LayerShape { n_kv_heads: 1, ..self.shape },
+            starts: &[0],
+            lens: part(self.lens, h, 1, 1),
+            keys: self.keys.part(head_dim, start, n),
+            values: self.values.map(|values| values.part(head_dim, start, n)),
+            observation: Observation {
+                queries: part(o.queries, h, 1, group.saturating_mul(o.n_queries).saturating_mul(head_dim)),
+                column_sums: part(o.column_sums, start, n, 1),
+                query_mean: part(o.query_mean, h, 1, group.saturating_mul(head_dim)),
+                query_covariance: part(
+                    o.query_covariance,
+                    h,
+                    1,
+                    group.saturating_mul(head_dim).saturating_mul(head_dim),
+                ),
+                output_norms: part(o.output_norms, start, n, 1),
+                given: part(o.given, start, n, 1),
+                head_weights: part(o.head_weights, h, 1, 1),
+                head_budgets: part(o.head_budgets, h, 1, 1),
+                positions: part(o.positions, start, n, 1),
+                image_budgets: part(o.image_budgets, h, 1, 1),
+                tags: part(o.tags, start, n, 1),
+                ..*o
+            },
+            ..*self
+        })
+    }
+
     /// Checks every length against the shape and returns the number of rows of the layer.
     pub(crate) fn check(&self) -> Result<usize, Error> {
         let LayerShape { n_kv_heads, group, head_dim } = self.shape;
@@ -207,6 +242,16 @@ impl<'a> Rows<'a> {
         let rows = elements.checked_div(row).unwrap_or(0);
         same(what, rows.saturating_mul(row), elements)?;
         Ok(rows)
+    }
+
+    /// Rows `first .. first + n`; none if there are not as many.
+    fn part(self, head_dim: usize, first: usize, n: usize) -> Rows<'a> {
+        match self {
+            Self::F32(x) => Self::F32(part(x, first, n, head_dim)),
+            Self::F16(x) => Self::F16(part(x, first, n, head_dim)),
+            Self::BF16(x) => Self::BF16(part(x, first, n, head_dim)),
+            Self::Q8_0(x) => Self::Q8_0(part(x, first, n, q8_0_row(head_dim).unwrap_or(0))),
+        }
     }
 
     /// Calls `f(i, tile)` with consecutive tiles of a head's first `n` rows as f32, `i` being the index of the

@@ -74,6 +74,27 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
+    fn heads_apart_can_be_evicted_apart((p, ragged) in cases(), seed in any::<u64>(), n in 1..60u32, budget in 0..60u32) {
+        // Heads of one length, without protected entries.
+        let heads = ragged.n_kv_heads + 1;
+        let lens = vec![n; heads];
+        let mut l = Layer::random(&mut Rng(seed), &lens, ragged.group, ragged.head_dim, ragged.n_queries, 1.0);
+        (l.layer, l.n_layers) = (ragged.layer, ragged.n_layers);
+        l.tags = (0..l.rows()).map(|i| ragged.tags.get(i).map_or(0, |t| t & !tag::PROTECTED)).collect();
+        let whole = run(&p, budget, &l);
+        let view = l.view();
+        prop_assert!(view.head(l.n_kv_heads).is_none());
+        let apart = (0..l.n_kv_heads).map(|h| {
+            let head = view.head(h).unwrap();
+            evict_view(Dispatch::detect(), &p, budget, &head).map(|(mut kept, _)| kept.remove(0))
+        });
+        let apart: Result<Lists, Error> = apart.collect();
+        if p.heads_apart() {
+            prop_assert_eq!(whole, apart);
+        }
+    }
+
+    #[test]
     fn lists_counts_and_protection((p, l) in cases(), budget in 0..80u32) {
         let result = evict_view(Dispatch::detect(), &p, budget, &l.view());
         let exact = if let Recent::Exact(n) = p.protect.recent { n } else { 0 };

@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::model::Staged;
 use crate::observe::Observer;
 use crate::session::{Modalities, Modality, SessionOptions};
+use crate::threads::Pool;
 
 /// SparseMM's share of the budget that every head gets, whatever its score.
 const EVEN_SHARE: f32 = 0.1;
@@ -183,9 +184,16 @@ impl<'a> Evictor<'a> {
             n_layers: c.n_layers as u32,
         };
         let dispatch = core::Dispatch::detect();
-        let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
         let keep = core::Keep { indices: &mut self.indices, counts: &mut self.counts };
-        let report = core::evict_layer(dispatch, policy, budget, &view, workspace, keep)?;
+        // Threads share the heads where these are chosen as they would be together.
+        let protects = self.flags.iter().any(|f| f & tag::PROTECTED != 0);
+        let apart = policy.heads_apart() && !protects && lens.iter().all(|&len| len > 0 && len == lens[0]);
+        let report = if apart {
+            evict_apart(&self.engine.compute.pool, policy, budget, &view, (&mut self.f32s, &mut self.u32s), keep)?
+        } else {
+            let workspace = core::Workspace { f32s: &mut self.f32s, u32s: &mut self.u32s };
+            core::evict_layer(dispatch, policy, budget, &view, workspace, keep)?
+        };
         self.recent_kept.push(report.recent_kept);
         self.nan_scores += report.nan_scores;
         let fits = lens.iter().zip(&self.counts).all(|(len, count)| len == count);
@@ -240,4 +248,43 @@ impl<'a> Evictor<'a> {
         let heads = self.forgotten.iter().enumerate();
         heads.map(|(h, gone)| ((h * rows.capacity()) as u32 + gone, rows.len(h) as u32 - gone)).unzip()
     }
+}
+
+/// [`core::evict_layer`] of every head alone, in parallel. All have the same length and the same room.
+fn evict_apart(
+    pool: &Pool,
+    policy: &Policy,
+    budget: u32,
+    view: &LayerView<'_>,
+    (f32s, u32s): (&mut Vec<f32>, &mut Vec<u32>),
+    keep: core::Keep<'_>,
+) -> Result<core::Report, core::Error> {
+    let n_heads = view.shape.n_kv_heads;
+    let shape = LayerShape { n_kv_heads: 1, ..view.shape };
+    let size = policy.workspace_len(shape, view.lens[0] as usize).ok_or(core::Error::Overflow("workspace"))?;
+    f32s.resize(n_heads * size.f32s, 0.0);
+    u32s.resize(n_heads * size.u32s, 0);
+    let mut reports = vec![Ok(core::Report::default()); n_heads];
+    let capacity = keep.indices.len() / n_heads;
+    let workspaces = f32s.chunks_exact_mut(size.f32s).zip(u32s.chunks_exact_mut(size.u32s));
+    let outputs = keep.indices.chunks_exact_mut(capacity).zip(keep.counts.chunks_exact_mut(1)).zip(&mut reports);
+    pool.each(workspaces.zip(outputs).enumerate().collect(), |(h, ((f32s, u32s), ((indices, counts), report)))| {
+        let Some(head) = view.head(h) else { return };
+        let indices = &mut indices[view.starts[h] as usize % capacity..];
+        let workspace = core::Workspace { f32s, u32s };
+        *report = core::evict_layer(
+            core::Dispatch::detect(),
+            policy,
+            budget,
+            &head,
+            workspace,
+            core::Keep { indices, counts },
+        );
+    });
+    reports.into_iter().try_fold(core::Report::default(), |mut all, report| {
+        let report = report?;
+        all.recent_kept = report.recent_kept;
+        all.nan_scores += report.nan_scores;
+        Ok(all)
+    })
 }
