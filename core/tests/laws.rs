@@ -75,11 +75,12 @@ proptest! {
 
     #[test]
     fn heads_apart_can_be_evicted_apart((p, ragged) in cases(), seed in any::<u64>(), n in 1..60u32, budget in 0..60u32) {
-        // Heads of one length, without protected entries.
+        // Of one length, without protected entries.
         let heads = ragged.n_kv_heads + 1;
         let lens = vec![n; heads];
         let mut l = Layer::random(&mut Rng(seed), &lens, ragged.group, ragged.head_dim, ragged.n_queries, 1.0);
         (l.layer, l.n_layers) = (ragged.layer, ragged.n_layers);
+        l.keys[..n as usize * l.head_dim].iter_mut().for_each(|k| *k *= 4.0); // heads that differ
         l.tags = (0..l.rows()).map(|i| ragged.tags.get(i).map_or(0, |t| t & !tag::PROTECTED)).collect();
         let whole = run(&p, budget, &l);
         let view = l.view();
