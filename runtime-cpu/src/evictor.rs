@@ -154,8 +154,8 @@ impl<'a> Evictor<'a> {
         let rows = s.rows.capacity() * c.n_kv_heads;
         let shape = self.shape();
         let size = policy.workspace_len(shape, rows).ok_or(core::Error::Overflow("workspace"))?;
-        self.f32s.resize(size.f32s, 0.0);
-        self.u32s.resize(size.u32s, 0);
+        grow(&mut self.f32s, size.f32s);
+        grow(&mut self.u32s, size.u32s);
         self.indices.resize(rows, 0);
         self.tag_images(s.rows);
         let rope = self.engine.decoder.rope(s.layer);
@@ -215,8 +215,8 @@ impl<'a> Evictor<'a> {
         let shape = self.shape();
         let n_rows = rows.capacity() * shape.n_kv_heads;
         let size = core::merge_workspace_len(shape, n_rows).ok_or(core::Error::Overflow("workspace"))?;
-        self.f32s.resize(size.f32s, 0.0);
-        self.u32s.resize(size.u32s, 0);
+        grow(&mut self.f32s, size.f32s);
+        grow(&mut self.u32s, size.u32s);
         let (starts, lens) = self.ranges(rows);
         let attention = self.observer.observation().column_sums;
         let (keys, values) = rows.rows_mut();
@@ -262,8 +262,8 @@ fn evict_apart(
     let n_heads = view.shape.n_kv_heads;
     let shape = LayerShape { n_kv_heads: 1, ..view.shape };
     let size = policy.workspace_len(shape, view.lens[0] as usize).ok_or(core::Error::Overflow("workspace"))?;
-    f32s.resize(n_heads * size.f32s, 0.0);
-    u32s.resize(n_heads * size.u32s, 0);
+    grow(f32s, n_heads * size.f32s);
+    grow(u32s, n_heads * size.u32s);
     let mut reports = vec![Ok(core::Report::default()); n_heads];
     let capacity = keep.indices.len() / n_heads;
     let workspaces = f32s.chunks_exact_mut(size.f32s).zip(u32s.chunks_exact_mut(size.u32s));
@@ -287,4 +287,9 @@ fn evict_apart(
         all.nan_scores += report.nan_scores;
         Ok(all)
     })
+}
+
+/// Makes room for `n` elements and keeps what there is: heads and whole layers take turns with the same scratch.
+fn grow<T: Clone + Default>(scratch: &mut Vec<T>, n: usize) {
+    scratch.resize(scratch.len().max(n), T::default());
 }

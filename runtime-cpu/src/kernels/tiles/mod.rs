@@ -190,7 +190,7 @@ impl Dispatch {
         out: *mut f32,
         stride: usize,
     ) {
-        // Taken out and put back: up to 25 KB.
+        // Taken out and put back: up to 50 KB.
         thread_local!(static CONVERTED: std::cell::RefCell<Vec<Line>> = const { std::cell::RefCell::new(Vec::new()) });
         let per_chunk = chunk_columns(x.n_cols);
         let mut converted = CONVERTED.take();
